@@ -1,0 +1,301 @@
+"""The ledger: which samples are queued, in flight, done or rejected, and what each dataset has spent.
+
+Every change is one Lua script (scripts/), atomic and idempotent; times come from Redis. A `Ledger` is one connection
+for one thread at a time. Redis is a cache: the segments are the truth, and `tokenmill recover` builds the ledger anew.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.lock import Lock
+from redis.retry import Retry
+
+from common.errors import RedisUnavailable
+from common.ledger import _keys, _scripts
+from common.ledger._lengths import bucket_of
+from common.ledger._state import Claimed, DatasetState, Lapsed, Settled, parts, state_of
+from common.settings import DatasetSettings
+
+# A call carries at most this many samples: Lua can unpack some 8,000 values, and 500 take Redis about 5 ms.
+_CALL = 500
+# A frozen Redis is waited for: the socket gives up after 30 s, and the call is made again (scripts are idempotent).
+_SOCKET_SECONDS = 30
+__all__ = ["ENDED_STATES", "OPEN_STATES", "Claimed", "DatasetState", "Lapsed", "Ledger", "Settled"]
+
+OPEN_STATES = ("open", "closing")
+ENDED_STATES = ("capped", "exhausted", "halted", "failed")
+
+
+class Ledger:
+    """The ledger's transitions. Methods raise redis.RedisError where Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.redis = client
+
+    @classmethod
+    def connect(cls, url: str, *, attempts: int = 3) -> "Ledger":
+        """A ledger on the server at `url`; raises RedisUnavailable if it does not answer."""
+        retry = Retry(ExponentialWithJitterBackoff(base=0.1, cap=2), attempts)
+        client = redis.Redis.from_url(
+            url, socket_timeout=_SOCKET_SECONDS, socket_connect_timeout=5, health_check_interval=25, retry=retry
+        )
+        try:
+            client.ping()
+        except redis.RedisError as error:
+            raise RedisUnavailable(
+                f"Redis at {_without_password(url)} does not answer ({error}); "
+                "start it, or correct `redis` in the configuration"
+            ) from error
+        return cls(client)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.redis.close()
+
+    # Datasets
+
+    def register(self, dataset: DatasetSettings) -> str:
+        """Make `dataset` known, or take over its changed settings; answers `new`, `known` or `reopened`."""
+        spec = msgspec.json.encode(dataset.model_dump(mode="json")).decode()
+        return _scripts.register(
+            self.redis,
+            _keys.keys_of(dataset.name),
+            name=dataset.name,
+            spec=spec,
+            cap_tokens=dataset.cap_tokens or 0,
+            count=dataset.count,
+            weight=dataset.weight,
+        )
+
+    def datasets(self) -> list[str]:
+        """The names, in the order of registration."""
+        return [name.decode() for name in cast("list[bytes]", self.redis.zrange(_keys.DATASETS, 0, -1))]
+
+    def snapshot(self, dataset: str) -> DatasetState:
+        """`dataset` at this instant."""
+        reply = _scripts.snapshot(self.redis, _keys.keys_of(dataset))
+        return state_of(dataset, reply)
+
+    def transition(self, dataset: str, target: str, sources: Sequence[str], reason: str = "") -> str:
+        """Move `dataset` to `target` if it is in one of `sources`; answers the state it was in."""
+        return _scripts.transition(self.redis, _keys.keys_of(dataset), target=target, reason=reason, sources=sources)
+
+    def admit(self, dataset: str, *, room: int, window: int, per_message: int, tokens_per_second: float) -> str:
+        """Set how many samples may still be claimed; answers the state that follows."""
+        return _scripts.admit(
+            self.redis,
+            _keys.keys_of(dataset),
+            room=room,
+            window=window,
+            per_message=per_message,
+            tokens_per_second=tokens_per_second,
+        )
+
+    # The way in
+
+    def feed(
+        self,
+        dataset: str,
+        *,
+        before: str,
+        after: str,
+        ended: bool,
+        rejected: Sequence[tuple[int, str]],
+        samples: Sequence[tuple[int, bytes]],
+    ) -> int | None:
+        """Queue (index, payload) pairs, count (index, reason) rejects, move the cursor.
+
+        Answers how many samples were queued, or None if another feed has moved the cursor from `before`.
+        """
+        rows: list[_scripts.Argument] = []
+        for index, reason in rejected:
+            rows += (index, reason)
+        for index, payload in samples:
+            rows += (index, payload)
+        queued = _scripts.feed(
+            self.redis,
+            _keys.keys_of(dataset),
+            before=before,
+            after=after,
+            ended=ended,
+            rejected=len(rejected),
+            rows=rows,
+        )
+        return None if queued < 0 else queued
+
+    def done_among(self, dataset: str, first: int, count: int) -> set[int]:
+        """The indices from `first` to `first + count - 1` that have a record or a reject."""
+        start = first // 8
+        bits = cast("bytes", self.redis.getrange(_keys.keys_of(dataset).done, start, (first + count) // 8))
+        return {
+            index
+            for index in range(first, first + count)
+            if index // 8 - start < len(bits) and bits[index // 8 - start] >> (7 - index % 8) & 1
+        }
+
+    def feeding(self, dataset: str, seconds: float) -> Lock:
+        """A lock that keeps a second feed of `dataset` from doing the same rows' work twice."""
+        return cast("Lock", self.redis.lock(_keys.keys_of(dataset).feeding, timeout=seconds, blocking=False))
+
+    # The life of a sample
+
+    def claim(
+        self, dataset: str, owner: str, lease_seconds: float, indices: Sequence[int]
+    ) -> tuple[list[Claimed], dict[int, str]]:
+        """Claim queued samples; answers those handed over, and for the others the word that says why not."""
+        claimed: list[Claimed] = []
+        refused: dict[int, str] = {}
+        for part in parts(indices, _CALL):
+            words, payloads = _scripts.claim(
+                self.redis, _keys.keys_of(dataset), owner=owner, lease_ms=round(lease_seconds * 1000), indices=part
+            )
+            for index, word, payload in zip(part, words, payloads, strict=True):
+                if isinstance(word, int):
+                    claimed.append(Claimed(dataset, index, word, payload))
+                else:
+                    refused[index] = word
+        return claimed, refused
+
+    def renew(self, dataset: str, owner: str, lease_seconds: float, samples: Sequence[tuple[int, int]]) -> list[int]:
+        """Prolong the leases of (index, attempt) pairs; answers the indices that another attempt has by now."""
+        lost: list[int] = []
+        for part in parts(samples, _CALL):
+            lost += _scripts.renew(
+                self.redis,
+                _keys.keys_of(dataset),
+                owner=owner,
+                lease_ms=round(lease_seconds * 1000),
+                samples=[*itertools.chain(*part)],
+            )
+        return lost
+
+    def settle(
+        self,
+        dataset: str,
+        records: Sequence[Settled],
+        *,
+        segment: str = "",
+        committed_bytes: int = 0,
+        rebuild: bool = False,
+    ) -> list[bool]:
+        """Count records that are durable in `segment` up to `committed_bytes`; answers which of them count.
+
+        A record that does not count was superseded by another attempt, and must be voided in its segment.
+        `rebuild` counts a record whatever the current attempt is: a recovery adds each sample's best record.
+        """
+        counted: list[bool] = []
+        for part in parts(records, _CALL) if records else [()]:
+            samples: list[_scripts.Argument] = []
+            for r in part:
+                tokens = (r.prompt_tokens, r.completion_tokens, r.cached_tokens, bucket_of(r.completion_tokens))
+                samples += (r.index, r.attempt, *tokens, ",".join(r.flags))
+            # The file counts as settled up to its new length only when all parts are.
+            last = len(counted) + len(part) == len(records)
+            answers = _scripts.settle(
+                self.redis,
+                _keys.keys_of(dataset),
+                segment=segment if last else "",
+                committed_bytes=committed_bytes,
+                rebuild=rebuild,
+                samples=samples,
+            )
+            counted += [answer == 1 for answer in answers]
+        return counted
+
+    def release(self, dataset: str, samples: Sequence[tuple[int, int]], *, failed: bool) -> int:
+        """Give (index, attempt) pairs back to the queue; `failed` counts against their tries. Answers how many."""
+        return sum(
+            _scripts.release(self.redis, _keys.keys_of(dataset), failed=failed, samples=[*itertools.chain(*part)])
+            for part in parts(samples, _CALL)
+        )
+
+    def reject(self, dataset: str, samples: Sequence[tuple[int, int, str]], *, rebuild: bool = False) -> list[bool]:
+        """End (index, attempt, reason) samples that get no record; answers which this call ended."""
+        ended: list[bool] = []
+        for part in parts(samples, _CALL):
+            answers = _scripts.reject(
+                self.redis, _keys.keys_of(dataset), rebuild=rebuild, samples=[*itertools.chain(*part)]
+            )
+            ended += [answer == 1 for answer in answers]
+        return ended
+
+    # What the keeper does
+
+    def expire(self, dataset: str, *, max_tries: int, hold_seconds: float = 60) -> tuple[list[Lapsed], list[Lapsed]]:
+        """Take back samples whose lease ran out; answers those queued again, and those that used up their tries."""
+        back, ended = _scripts.expire(
+            self.redis, _keys.keys_of(dataset), max_tries=max_tries, limit=_CALL, hold_ms=round(hold_seconds * 1000)
+        )
+        return (
+            [Lapsed(index, 0, owner.decode()) for index, owner in parts(back, 2)],
+            [Lapsed(index, attempt, owner.decode()) for index, attempt, owner in parts(ended, 3)],
+        )
+
+    def due(self, dataset: str, before_ms: int, limit: int = 10 * _CALL) -> list[int]:
+        """Queued samples whose message was last sent at or before `before_ms`; 0 asks for those to be sent at once."""
+        rows = self.redis.zrange(
+            _keys.keys_of(dataset).queued, cast("Any", "-inf"), before_ms, byscore=True, offset=0, num=limit
+        )
+        return [int(row) for row in cast("list[bytes]", rows)]
+
+    def resend(self, dataset: str, before_ms: int, indices: Sequence[int]) -> list[int]:
+        """Mark samples last sent before `before_ms` as sent now; answers those the caller must send."""
+        return [
+            index
+            for part in parts(indices, _CALL)
+            for index in _scripts.resend(self.redis, _keys.keys_of(dataset), before_ms=before_ms, indices=part)
+        ]
+
+    def keeping(self, seconds: float) -> Lock:
+        """The keeper's lock: one tick at a time, whoever runs it."""
+        return cast("Lock", self.redis.lock(_keys.KEEPER, timeout=seconds, blocking=False))
+
+    # Processes, servers, files
+
+    def heartbeat(self, name: str, facts: Mapping[str, Any] | None) -> int:
+        """Say that process `name` lives, with facts for status (None: it is gone). Answers Redis's time in ms."""
+        text = "" if facts is None else msgspec.json.encode(facts).decode()
+        return _scripts.heartbeat(self.redis, _keys.keys_of(""), name=name, facts=text)
+
+    def processes(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Every known process: when it was last seen (ms), and its facts."""
+        known = {}
+        for name, value in cast("dict[bytes, bytes]", self.redis.hgetall(_keys.WORKERS)).items():
+            seen, _, facts = value.partition(b" ")
+            known[name.decode()] = (int(seen), msgspec.json.decode(facts))
+        return known
+
+    def set_model(self, facts: Mapping[str, Any]) -> None:
+        """Keep what the servers serve; the feed and the workers read it."""
+        self.redis.set(_keys.MODEL, msgspec.json.encode(facts))
+
+    def model(self) -> dict[str, Any] | None:
+        """What the servers serve, or None before a server was seen."""
+        value = cast("bytes | None", self.redis.get(_keys.MODEL))
+        return None if value is None else msgspec.json.decode(value)
+
+    def committed(self) -> dict[str, int]:
+        """For each segment (`dataset/file`) the bytes up to which its records are settled."""
+        sizes = cast("dict[bytes, bytes]", self.redis.hgetall(_keys.SEGMENTS))
+        return {name.decode(): int(size) for name, size in sizes.items()}
+
+    def forget(self, dataset: str) -> None:
+        """Drop what the ledger holds of `dataset`, before it is built anew."""
+        ours = [name for name in self.committed() if name.startswith(f"{dataset}/")]
+        if ours:
+            self.redis.hdel(_keys.SEGMENTS, *ours)
+        self.redis.zrem(_keys.DATASETS, dataset)
+        self.redis.delete(*_keys.dataset_keys(dataset))
+
+    def set_committed(self, segment: str, size: int) -> None:
+        """Note that `segment` is settled up to `size` bytes, after a recovery read it."""
+        self.redis.hset(_keys.SEGMENTS, segment, size)
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2]

@@ -1,0 +1,133 @@
+"""What goes into and comes out of the ledger."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from common.ledger._lengths import percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A sample handed to one attempt."""
+
+    dataset: str
+    index: int
+    attempt: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the ledger counts of one durable record."""
+
+    index: int
+    attempt: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """A sample whose attempt lost its lease."""
+
+    index: int
+    attempt: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetState:
+    """One dataset at one instant. Tokens are counts of accepted answers; `room` is the claims still allowed."""
+
+    name: str
+    now_ms: int
+    spec: Mapping[str, Any]
+    state: str
+    reason: str
+    cap_tokens: int | None
+    count: str
+    weight: float
+    cursor: str
+    ended: bool
+    room: int
+    window: int
+    per_message: int
+    tokens_per_second: float
+    done: int
+    rejected: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    squared_tokens: int
+    max_tokens: int
+    expired: int
+    queued: int
+    in_flight: int
+    lengths: Mapping[int, int] = field(default_factory=dict)
+    rejects: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def spent_tokens(self) -> int:
+        """What counts against the cap: completion tokens, or all of them where `count` is total."""
+        return self.completion_tokens + (self.prompt_tokens if self.count == "total" else 0)
+
+    def percentile(self, share: float) -> int:
+        """The answer length that `share` of the answers do not exceed, within 8 %."""
+        return percentile(self.lengths, share, self.max_tokens)
+
+
+def parts(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    iterator = iter(items)
+    while part := tuple(itertools.islice(iterator, size)):
+        yield part
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[str, int]:
+    return {key.decode(): int(value) for key, value in parts(flat, 2)}
+
+
+def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
+    now_ms, flat, queued, in_flight, lengths, rejects, flags = reply
+    fields = {key.decode(): value.decode() for key, value in parts(flat, 2)}
+    number = {key: int(fields.get(key, "0")) for key in _NUMBERS}
+    return DatasetState(
+        name=name,
+        now_ms=now_ms,
+        spec=msgspec.json.decode(fields.get("spec", "{}")),
+        state=fields.get("state", ""),
+        reason=fields.get("reason", ""),
+        cap_tokens=int(fields.get("cap_tokens", "0")) or None,
+        count=fields.get("count", "completion"),
+        weight=float(fields.get("weight", "1")),
+        cursor=fields.get("cursor", ""),
+        ended=fields.get("ended") == "1",
+        tokens_per_second=float(fields.get("tokens_per_second", "0")),
+        queued=queued,
+        in_flight=in_flight,
+        lengths={int(bucket): n for bucket, n in _pairs(lengths).items()},
+        rejects=_pairs(rejects),
+        flags=_pairs(flags),
+        **number,
+    )
+
+
+_NUMBERS = (
+    "room",
+    "window",
+    "per_message",
+    "done",
+    "rejected",
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "squared_tokens",
+    "max_tokens",
+    "expired",
+)

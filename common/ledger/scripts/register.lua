@@ -1,0 +1,23 @@
+-- register: make a dataset known, or take over its changed settings.
+-- KEYS: datasets state
+-- ARGV: name spec cap_tokens count weight
+-- ANSWERS: "new", "known", or "reopened" (a capped dataset whose cap now leaves room, or a failed one)
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local settings = {'spec', ARGV[2], 'cap_tokens', ARGV[3], 'count', ARGV[4], 'weight', ARGV[5]}
+if redis.call('ZADD', KEYS[1], 'NX', now, ARGV[1]) == 1 or redis.call('EXISTS', KEYS[2]) == 0 then
+  redis.call('HSET', KEYS[2], 'state', 'open', 'room', 0, unpack(settings))
+  return 'new'
+end
+local old = redis.call('HMGET', KEYS[2], 'state', 'cap_tokens', 'prompt_tokens', 'completion_tokens')
+redis.call('HSET', KEYS[2], unpack(settings))
+local spent = tonumber(old[4] or '0')
+if ARGV[4] == 'total' then spent = spent + tonumber(old[3] or '0') end
+local cap, before = tonumber(ARGV[3]), tonumber(old[2])
+-- Cap 0 means no cap. A cap that was not raised leaves a capped dataset closed, however close it landed.
+local raised = before > 0 and (cap == 0 or (cap > before and cap > spent))
+if old[1] == 'failed' or (old[1] == 'capped' and raised) then
+  redis.call('HSET', KEYS[2], 'state', 'open', 'reason', '')
+  return 'reopened'
+end
+return 'known'

@@ -1,0 +1,53 @@
+-- settle: count samples whose records are durable in a segment, each once.
+-- KEYS: state done attempts queued leases owners payloads tries lengths flags segments
+-- ARGV: segment committed_bytes rebuild samples...
+--   segment, committed_bytes: the file, and its length up to which every record is settled by this call
+--   rebuild: 1 when the ledger is built anew from the segments: the attempt need not be the current one
+--   samples: (index attempt prompt_tokens completion_tokens cached_tokens bucket flags) each; flags joined by commas
+-- ANSWERS: one entry a sample: 1 it counts (also when asked again), 0 superseded by another attempt: void its record
+local answers, removed, buckets, flags = {}, {}, {}, {}
+local samples, prompt, completion, cached, squares, most = 0, 0, 0, 0, 0, 0
+for at = 4, #ARGV, 7 do
+  local index, attempt = ARGV[at], tonumber(ARGV[at + 1])
+  local last = redis.call('GETRANGE', KEYS[3], index * 6, index * 6 + 5)
+  local current = #last == 6 and struct.unpack('>I6', last) or 0
+  local is_done = redis.call('GETBIT', KEYS[2], index) == 1
+  if is_done or (ARGV[3] ~= '1' and current ~= attempt) then
+    answers[#answers + 1] = current == attempt and 1 or 0
+  else
+    if current < attempt then redis.call('SETRANGE', KEYS[3], index * 6, struct.pack('>I6', attempt)) end
+    redis.call('SETBIT', KEYS[2], index, 1)
+    local tokens = tonumber(ARGV[at + 3])
+    samples = samples + 1
+    prompt = prompt + tonumber(ARGV[at + 2])
+    completion = completion + tokens
+    cached = cached + tonumber(ARGV[at + 4])
+    squares = squares + tokens * tokens
+    most = math.max(most, tokens)
+    buckets[ARGV[at + 5]] = (buckets[ARGV[at + 5]] or 0) + 1
+    for flag in string.gmatch(ARGV[at + 6], '[^,]+') do flags[flag] = (flags[flag] or 0) + 1 end
+    removed[#removed + 1] = index
+    answers[#answers + 1] = 1
+  end
+end
+if samples > 0 then
+  redis.call('HINCRBY', KEYS[1], 'done', samples)
+  redis.call('HINCRBY', KEYS[1], 'prompt_tokens', prompt)
+  redis.call('HINCRBY', KEYS[1], 'completion_tokens', completion)
+  redis.call('HINCRBY', KEYS[1], 'cached_tokens', cached)
+  redis.call('HINCRBY', KEYS[1], 'squared_tokens', squares)
+  if most > tonumber(redis.call('HGET', KEYS[1], 'max_tokens') or '0') then
+    redis.call('HSET', KEYS[1], 'max_tokens', most)
+  end
+  for bucket, n in pairs(buckets) do redis.call('HINCRBY', KEYS[9], bucket, n) end
+  for flag, n in pairs(flags) do redis.call('HINCRBY', KEYS[10], flag, n) end
+  redis.call('ZREM', KEYS[4], unpack(removed))
+  redis.call('ZREM', KEYS[5], unpack(removed))
+  redis.call('HDEL', KEYS[6], unpack(removed))
+  redis.call('HDEL', KEYS[7], unpack(removed))
+  redis.call('HDEL', KEYS[8], unpack(removed))
+end
+if ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
+  redis.call('HSET', KEYS[11], ARGV[1], ARGV[2])
+end
+return answers

@@ -1,0 +1,99 @@
+"""One line of a segment: a record, or a void that takes a record back."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One accepted answer, exactly as the model read and wrote it.
+
+    `input_ids` and `output_ids` are token ids; the end token, where the model wrote one, is the last output id.
+    `index` is the row's position in its source, `attempt` the ledger's number of the attempt that made the answer,
+    `meta` the row's own id and labels. `finish_reason` is "stop" or "length"; `flags` names what is odd ("truncated").
+    """
+
+    dataset: str
+    index: int
+    sample_id: str
+    attempt: int
+    input_ids: list[int]
+    output_ids: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    latency_seconds: float
+    server: str
+    created_at: str
+    flags: list[str]
+    meta: dict[str, Any]
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A record on its way into a segment: `input_ids` is the JSON array that was sent, spliced in unparsed."""
+
+    dataset: str
+    index: int
+    sample_id: str
+    attempt: int
+    input_ids: msgspec.Raw
+    output_ids: list[int]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    latency_seconds: float
+    server: str
+    created_at: str
+    flags: tuple[str, ...]
+    meta: Mapping[str, Any]
+
+
+class Voided(msgspec.Struct, frozen=True):
+    """Which record is taken back: the one of `index` that `attempt` made."""
+
+    index: int
+    attempt: int
+
+
+class Void(msgspec.Struct, frozen=True):
+    """A line that takes a record of the same dataset back: another attempt's counts, or was already counted."""
+
+    void: Voided
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a record that the books need; the ids are skipped over, not decoded."""
+
+    dataset: str
+    index: int
+    attempt: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    flags: tuple[str, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+decode_record = msgspec.json.Decoder(Record).decode
+decode_head = msgspec.json.Decoder(Head).decode
+decode_void = msgspec.json.Decoder(Void).decode
+VOID_PREFIX = b'{"void":'
+
+
+def encode_line(entry: Written | Void) -> bytes:
+    """The entry as one line of JSON, newline included."""
+    return _encode(entry) + b"\n"
+
+
+def sample_id(dataset: str, index: int) -> str:
+    """A sample's name, unique in the run."""
+    return f"{dataset}/{index}"
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since the epoch as UTC, to the millisecond: 2026-01-31T12:00:00.000Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,305 @@
+"""The configuration: one TOML file, every key also as TOKENMILL_… in the environment.
+
+Relative paths are relative to the file. An unknown key is an error that names the nearest known one.
+"""
+
+import difflib
+import hashlib
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from common.errors import ConfigError
+
+DEFAULT_CONFIG = "tokenmill.toml"
+ENV_PREFIX = "TOKENMILL_"
+# Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
+RESERVED_ENV = frozenset({"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL"})
+# The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
+MAX_SOCKET_PATH = 100
+# The slowest decode that an answer is waited for; a loaded 8-GPU server was seen at 9 tokens/s a request.
+SLOWEST_TOKENS_PER_SECOND = 2.0
+DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(_Section):
+    """Model servers, all serving the same model."""
+
+    urls: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    context_length: Positive | None = None  # tokens; read from the server if not given
+    request_timeout_seconds: Seconds | None = None  # one answer; by default from max_new_tokens, 30 minutes at least
+
+    @field_validator("urls")
+    @classmethod
+    def _only_http(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not re.match(r"https?://[^/]+", url):
+                raise ValueError(f"{url!r} is no http:// or https:// address")
+        return [url.rstrip("/") for url in urls]
+
+
+class TokenizerSettings(_Section):
+    """The tokenizer and chat template that the prompts are made with."""
+
+    path: Path
+    chat_template_kwargs: dict[str, Any] = {}
+    trust_remote_code: bool = False
+    vocab_size: Positive | None = None  # ids the model knows; by default from config.json beside the tokenizer
+
+
+class SamplingSettings(_Section):
+    """`sampling_params` of every call; what is not set here is not sent, and takes the server's own default."""
+
+    max_new_tokens: Positive = 10240
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+
+    def params(self) -> dict[str, Any]:
+        """`sampling_params` as /generate takes them."""
+        return self.model_dump(exclude_none=True)
+
+
+class WorkerSettings(_Section):
+    """One generate worker."""
+
+    concurrency: Positive = 64  # answers in flight at most
+    lease_seconds: Seconds = 60.0  # a worker that dies loses its samples after this
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0  # how long TERM waits for answers in flight
+    commit_seconds: Annotated[float, Field(ge=0)] = 0.02  # answers of this span share one fsync
+    segment_bytes: Positive = 256 * 1024 * 1024  # a segment that reaches this is followed by the next
+
+
+class ControlSettings(_Section):
+    """The control process."""
+
+    feeders: Positive = 1  # processes that read, render and tokenize
+    window: Positive | None = None  # samples waiting in Redis per dataset; by default it follows the rate
+
+
+class RunSettings(_Section):
+    """`tokenmill run`."""
+
+    workers: Positive = 1
+    allowed_failures: Annotated[float, Field(ge=0, le=1)] = 0.01  # share of rejected samples that still exits 0
+
+
+class DatasetSettings(_Section):
+    """One source file and its budget."""
+
+    name: str
+    path: Path
+    format: Literal["auto", "messages", "input_ids", "text"] = "auto"
+    prompt_column: str | None = None  # a text column that is the user's turn
+    cap_tokens: Positive | None = None  # none: the whole source is answered
+    count: Literal["completion", "total"] = "completion"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+    @field_validator("name")
+    @classmethod
+    def _stays_in_the_output_folder(cls, name: str) -> str:
+        if not DATASET_NAME.fullmatch(name) or name.startswith(".") or name == "run.json":
+            raise ValueError(
+                f"{name!r} cannot be a dataset's name; use 1 to 64 of the characters A-Z a-z 0-9 . _ - "
+                "and no dot in front"
+            )
+        return name
+
+
+class Settings(BaseSettings):
+    """The whole configuration; frozen, made once in a command's main function and passed on."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=ENV_PREFIX, env_nested_delimiter="__", case_sensitive=False
+    )
+
+    output: Path = Path("out")
+    redis: str = "embedded"
+    server: ServerSettings = ServerSettings()
+    tokenizer: TokenizerSettings
+    sampling: SamplingSettings = SamplingSettings()
+    worker: WorkerSettings = WorkerSettings()
+    control: ControlSettings = ControlSettings()
+    run: RunSettings = RunSettings()
+    datasets: list[DatasetSettings] = []
+
+    @field_validator("redis")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        if url != "embedded" and not re.match(r"(redis|rediss|unix)://.", url):
+            raise ValueError('redis must be "embedded" or a redis://, rediss:// or unix:// address')
+        return url
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        # Two names that differ in case alone would share one folder on some file systems.
+        seen: dict[str, str] = {}
+        for dataset in self.datasets:
+            other = seen.setdefault(dataset.name.lower(), dataset.name)
+            if other is not dataset.name:
+                raise ValueError(f"two datasets are named {dataset.name!r}; give each its own name")
+        return self
+
+    @property
+    def embedded(self) -> bool:
+        """Whether tokenmill starts its own Redis (Valkey) for this output folder."""
+        return self.redis == "embedded"
+
+    @property
+    def redis_dir(self) -> Path:
+        """Where the embedded server keeps its append-only file."""
+        return self.output / ".redis"
+
+    @property
+    def redis_socket(self) -> Path:
+        """The embedded server's socket; in the temporary folder where the output's own path is too long for one."""
+        path = self.redis_dir / "valkey.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"tokenmill-{os.getuid()}-{digest}.sock"
+
+    @property
+    def redis_url(self) -> str:
+        """The address as redis-py takes it."""
+        return f"unix://{self.redis_socket}" if self.embedded else self.redis
+
+    @property
+    def api_key(self) -> str | None:
+        """The servers' API key, from the environment or the file named in the configuration."""
+        if self.server.api_key_file is not None:
+            try:
+                return self.server.api_key_file.read_text().strip()
+            except OSError as error:
+                raise ConfigError(f"[server] api_key_file {self.server.api_key_file}: {error.strerror}") from error
+        return self.server.api_key.get_secret_value() if self.server.api_key else None
+
+    @property
+    def request_timeout_seconds(self) -> float:
+        """How long one answer may take: what is configured, else max_new_tokens at 2 tokens/s, 30 minutes at least."""
+        given = self.server.request_timeout_seconds
+        return given or max(1800.0, self.sampling.max_new_tokens / SLOWEST_TOKENS_PER_SECOND)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file."""
+        return env_settings, init_settings
+
+
+def config_path(given: Path | None = None) -> Path:
+    """The configuration file's absolute path: -c, else TOKENMILL_CONFIG, else tokenmill.toml in this folder."""
+    return Path(given or os.environ.get("TOKENMILL_CONFIG") or DEFAULT_CONFIG).absolute()
+
+
+def load_settings(given: Path | None = None) -> Settings:
+    """Read and check the configuration; raises ConfigError with every fault on a line of its own."""
+    path = config_path(given)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; write it (see README.md) or name another with -c FILE") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    if "api_key" in table.get("server", {}):
+        raise ConfigError(
+            f"{path}: a key does not belong in a configuration file; put it into TOKENMILL_SERVER__API_KEY, "
+            "or into a file named by [server] api_key_file"
+        )
+    _refuse_unknown_environment()
+    try:
+        settings = Settings(**table)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in _faults(error))) from None
+    return _absolute(settings, path.parent)
+
+
+def _absolute(settings: Settings, folder: Path) -> Settings:
+    """Paths made absolute against the configuration file's folder."""
+    server = settings.server
+    if server.api_key_file is not None:
+        server = server.model_copy(update={"api_key_file": folder / server.api_key_file.expanduser()})
+    tokenizer = settings.tokenizer.model_copy(update={"path": folder / settings.tokenizer.path.expanduser()})
+    datasets = [d.model_copy(update={"path": folder / d.path.expanduser()}) for d in settings.datasets]
+    output = Path(os.path.normpath(folder / settings.output.expanduser()))
+    return settings.model_copy(
+        update={"output": output, "server": server, "tokenizer": tokenizer, "datasets": datasets}
+    )
+
+
+def _refuse_unknown_environment() -> None:
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name in os.environ:
+        first = name.split("__")[0]
+        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and first not in known:
+            raise ConfigError(
+                f"the environment variable {name} is not a key of the configuration{_nearest(first, known)}"
+            )
+
+
+def _faults(error: ValidationError) -> Iterator[str]:
+    for fault in error.errors():
+        place = _place(fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            yield f"unknown key {place}{_nearest(str(fault['loc'][-1]), _siblings(fault['loc']))}"
+        elif fault["type"] == "missing":
+            yield f"{place} is missing"
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            yield f"{place}: {message}" if place else message
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """`("datasets", 1, "cap_tokens")` as `datasets[1].cap_tokens`, counted from 0 as TOML tools do."""
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _siblings(loc: tuple[int | str, ...]) -> set[str]:
+    """The keys known at the place where an unknown one was found."""
+    model: Any = Settings
+    for part in loc[:-1]:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        if field is None:
+            return set()
+        model = DatasetSettings if part == "datasets" else field.annotation
+    return set(getattr(model, "model_fields", {}))
+
+
+def _nearest(word: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}" if known else ""

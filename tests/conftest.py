@@ -1,0 +1,42 @@
+"""Real parts for every test that needs them: a Valkey of its own, an output folder, a wait with a deadline."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from common.ledger import Ledger
+from producer.embedded import EmbeddedRedis
+
+REPO = Path(__file__).parents[1]
+SHARED = REPO.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[str]:
+    """The URL of a real Valkey for the whole session of this test process."""
+    with TemporaryDirectory(prefix="tm-") as folder:
+        socket = Path(folder) / "s"
+        server = EmbeddedRedis(Path(folder), socket).start()
+        yield f"unix://{socket}"
+        server.stop()
+
+
+@pytest.fixture
+def ledger(valkey: str) -> Iterator[Ledger]:
+    """An empty ledger."""
+    ledger = Ledger.connect(valkey)
+    ledger.redis.flushall()
+    yield ledger
+    ledger.close()
+
+
+def wait_until(what: str, condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Poll until `condition` is true; fail with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:.0f} s in vain until {what}")
+        time.sleep(0.02)
