@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+# Bounds for what is read back, so that a line that was never ours cannot break a recovery: the ledger keeps 6 bytes
+# for each index in one Redis string of 512 MB at most, and sums in 64 bits. Trainers hold ids in 32 bits.
+Index = Annotated[int, msgspec.Meta(ge=0, lt=512 * 2**20 // 6)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,15 +23,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     dataset: str
-    index: int
+    index: Index
     sample_id: str
-    attempt: int
-    input_ids: list[int]
-    output_ids: list[int]
+    attempt: Attempt
+    input_ids: list[TokenId]
+    output_ids: list[TokenId]
     finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    cached_tokens: Tokens
     latency_seconds: float
     server: str
     created_at: str
@@ -55,8 +62,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 class Voided(msgspec.Struct, frozen=True):
     """Which record is taken back: the one of `index` that `attempt` made."""
 
-    index: int
-    attempt: int
+    index: Index
+    attempt: Attempt
 
 
 class Void(msgspec.Struct, frozen=True):
@@ -69,11 +76,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a record that the books need; the ids are skipped over, not decoded."""
 
     dataset: str
-    index: int
-    attempt: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
+    index: Index
+    attempt: Attempt
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    cached_tokens: Tokens = 0
     flags: tuple[str, ...] = ()
 
 

@@ -1,28 +1,37 @@
 """Reading segments: `<output>/<dataset>/<worker>-<n>.jsonl`, append-only, one record or void a line.
 
 Which record of a sample counts needs no ledger: of those that no void takes back, the one with the highest attempt
-(a later attempt is only handed out while no earlier one is settled, and an earlier one can not settle after that).
+(a later attempt is only handed out while no earlier one is settled, and an earlier one cannot settle after that).
+A void counts whichever segment of the dataset it stands in: the keeper voids what a dead worker can no longer void.
+A void counts in whichever segment of the dataset it stands: a writer whose segment was full or failed goes on in the
+next, and an attempt belongs to one writer alone.
 A last line without its newline is torn: its writer died within the write, nothing was settled, and readers skip it.
 """
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from common.errors import DataError
 from common.records import VOID_PREFIX, Head, Record, Voided, decode_head, decode_record, decode_void
 
 REJECTS = "rejects.jsonl"
+# Lines are some 10 to 100 KB; the default buffer of 8 KB would cost a third of the speed.
+_BUFFER_BYTES = 1024 * 1024
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoding a line of foreign bytes raises
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line that is neither a record nor a void of its dataset; `torn` if it is a last line without its newline."""
+    """A line that is not what it must be; `torn` if it is a last line without its newline."""
 
     path: Path
     line: int
     offset: int
+    end: int
     reason: str
     torn: bool = False
 
@@ -38,35 +47,62 @@ class Entry:
     what: Head | Voided
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line as it stands in a file, its newline included; `number` counts from 1 where the reading began."""
+
+    path: Path
+    number: int
+    offset: int
+    text: bytes
+
+    @property
+    def end(self) -> int:
+        """The byte after the line."""
+        return self.offset + len(self.text)
+
+    @property
+    def torn(self) -> bool:
+        """Whether this is a last line without its newline."""
+        return not self.text.endswith(b"\n")
+
+    def fault(self, reason: str) -> Fault:
+        """What is wrong with the line, and where it stands."""
+        return Fault(self.path, self.number, self.offset, self.end, reason, self.torn)
+
+
 def segment_paths(output: Path, dataset: str) -> list[Path]:
     """The dataset's segments, in the order of their names."""
     return sorted(path for path in (output / dataset).glob("*.jsonl") if path.name != REJECTS)
 
 
-def scan(path: Path, dataset: str, start: int = 0) -> Iterator[Entry | Fault]:
-    """Every line of a segment from byte `start`, in order. Lines are split at newlines alone; `line` counts from 1."""
+def lines(path: Path, start: int = 0) -> Iterator[Line]:
+    """Every line of a file from byte `start`, in order, split at newlines alone. Raises OSError."""
     offset = start
-    with path.open("rb") as file:
+    with path.open("rb", buffering=_BUFFER_BYTES) as file:
         file.seek(start)
-        for number, line in enumerate(file, 1):
-            end = offset + len(line)
-            if not line.endswith(b"\n"):
-                yield Fault(path, number, offset, f"torn last line of {len(line)} bytes", torn=True)
-            else:
-                yield _read(path, dataset, number, offset, line)
-            offset = end
+        for number, text in enumerate(file, 1):
+            yield Line(path, number, offset, text)
+            offset += len(text)
 
 
-def _read(path: Path, dataset: str, number: int, offset: int, line: bytes) -> Entry | Fault:
+def scan(path: Path, dataset: str, start: int = 0) -> Iterator[Entry | Fault]:
+    """Every line of a segment from byte `start`, in order; `line` counts from 1 there."""
+    for line in lines(path, start):
+        yield read(line, dataset)
+
+
+def read(line: Line, dataset: str) -> Entry | Fault:
+    """What the books see in a line; the ids of a record are skipped over, not looked at."""
+    if line.torn:
+        return line.fault(f"torn last line of {len(line.text)} bytes")
     try:
-        if line.startswith(VOID_PREFIX):
-            return Entry(path, number, offset, offset + len(line), decode_void(line).void)
-        head = decode_head(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Fault(path, number, offset, f"not a record: {error}")
-    if head.dataset != dataset:
-        return Fault(path, number, offset, f"a record of dataset {head.dataset!r}")
-    return Entry(path, number, offset, offset + len(line), head)
+        what = decode_void(line.text).void if line.text.startswith(VOID_PREFIX) else decode_head(line.text)
+    except NOT_JSON as error:
+        return line.fault(f"not a record: {error}")
+    if isinstance(what, Head) and what.dataset != dataset:
+        return line.fault(f"a record of dataset {what.dataset!r}")
+    return Entry(line.path, line.number, line.offset, line.end, what)
 
 
 @dataclass(slots=True)
@@ -79,49 +115,63 @@ class Counted:
     ends: dict[Path, int]  # segment -> the byte after its last whole line
 
 
-def count(output: Path, dataset: str) -> Counted:
-    """Read all segments of `dataset` and find the record that counts for each index."""
-    best: dict[int, Entry] = {}
-    voided: set[tuple[Path, int, int]] = set()
-    records: list[Entry] = []
-    faults: list[Fault] = []
-    ends: dict[Path, int] = {}
+Scan = Callable[[Path, str], Iterator[Entry | Fault]]
+
+
+def count(output: Path, dataset: str, scan: Scan = scan) -> Counted:
+    """Read all segments of `dataset` with `scan` and find the record that counts for each index.
+
+    Holds some 500 bytes a record in memory. Raises OSError.
+    """
+    first: dict[int, Entry] = {}
+    others: dict[int, list[Entry]] = {}  # further records of an index: rare
+    voided: set[tuple[int, int]] = set()
+    counted = Counted(first, 0, [], {})
+    records = 0
     for path in segment_paths(output, dataset):
-        ends[path] = 0
+        counted.ends[path] = 0
         for item in scan(path, dataset):
+            if not (isinstance(item, Fault) and item.torn):
+                counted.ends[path] = item.end
             if isinstance(item, Fault):
-                faults.append(item)
-                if not item.torn:
-                    ends[path] = max(ends[path], item.offset)
-                continue
-            ends[path] = item.end
-            if isinstance(item.what, Voided):
-                voided.add((path, item.what.index, item.what.attempt))
+                counted.faults.append(item)
+            elif isinstance(item.what, Voided):
+                voided.add((item.what.index, item.what.attempt))
             else:
-                records.append(item)
-    for entry in records:
-        head = entry.what
-        assert isinstance(head, Head)
-        if (entry.path, head.index, head.attempt) in voided:
-            continue
-        other = best.get(head.index)
-        if other is None or _attempt(other) < head.attempt:
-            best[head.index] = entry
-    return Counted(best, len(records) - len(best), faults, ends)
+                records += 1
+                if first.setdefault(item.what.index, item) is not item:
+                    others.setdefault(item.what.index, []).append(item)
+    for index in others.keys() | {index for index, _ in voided if index in first}:
+        standing = [e for e in (first[index], *others.get(index, ())) if (index, e.what.attempt) not in voided]
+        if standing:
+            first[index] = max(standing, key=lambda entry: entry.what.attempt)
+        else:
+            del first[index]
+    counted.superseded = records - len(first)
+    return counted
 
 
-def _attempt(entry: Entry) -> int:
-    assert isinstance(entry.what, Head)
-    return entry.what.attempt
+def records(output: Path, dataset: str, counted: Counted | None = None) -> Iterator[Record]:
+    """The records that count, each index once, in the order of their files; one at a time in memory.
+
+    `counted` are the dataset's books, where the caller has them. Raises OSError, and DataError where a record that
+    counts cannot be read.
+    """
+    counted = counted or count(output, dataset)
+    offsets = {path: array("q") for path in counted.ends}
+    for entry in counted.entries.values():
+        offsets[entry.path].append(entry.offset)
+    for path, wanted in offsets.items():
+        with path.open("rb", buffering=_BUFFER_BYTES) as file:
+            for offset in sorted(wanted):
+                file.seek(offset)
+                yield _decode(path, offset, file.readline())
 
 
-def records(output: Path, dataset: str) -> Iterator[Record]:
-    """The records that count, each index once, in the order of their files."""
-    counted = {(entry.path, entry.offset) for entry in count(output, dataset).entries.values()}
-    for path in segment_paths(output, dataset):
-        offset = 0
-        with path.open("rb") as file:
-            for line in file:
-                if (path, offset) in counted:
-                    yield decode_record(line)
-                offset += len(line)
+def _decode(path: Path, offset: int, text: bytes) -> Record:
+    try:
+        return decode_record(text)
+    except NOT_JSON as error:
+        raise DataError(
+            f"the record at byte {offset} of {path} cannot be read ({error}); `tokenmill verify` names every such line"
+        ) from None

@@ -12,16 +12,19 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from common.errors import ConfigError
 
 DEFAULT_CONFIG = "tokenmill.toml"
 ENV_PREFIX = "TOKENMILL_"
 # Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
-RESERVED_ENV = frozenset({"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL"})
+RESERVED_ENV = frozenset(
+    {"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL", "TOKENMILL_FLOWER_BASIC_AUTH"}
+)
 # The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
 MAX_SOCKET_PATH = 100
 # The slowest decode that an answer is waited for; a loaded 8-GPU server was seen at 9 tokens/s a request.
@@ -33,7 +36,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ServerSettings(_Section):
@@ -113,6 +116,7 @@ class DatasetSettings(_Section):
     path: Path
     format: Literal["auto", "messages", "input_ids", "text"] = "auto"
     prompt_column: str | None = None  # a text column that is the user's turn
+    meta: list[str] | None = None  # columns carried through into the records; by default ids and labels
     cap_tokens: Positive | None = None  # none: the whole source is answered
     count: Literal["completion", "total"] = "completion"
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -120,7 +124,7 @@ class DatasetSettings(_Section):
     @field_validator("name")
     @classmethod
     def _stays_in_the_output_folder(cls, name: str) -> str:
-        if not DATASET_NAME.fullmatch(name) or name.startswith(".") or name == "run.json":
+        if not DATASET_NAME.fullmatch(name) or name.startswith(".") or name.lower() == "run.json":
             raise ValueError(
                 f"{name!r} cannot be a dataset's name; use 1 to 64 of the characters A-Z a-z 0-9 . _ - "
                 "and no dot in front"
@@ -149,17 +153,24 @@ class Settings(BaseSettings):
     @classmethod
     def _known_scheme(cls, url: str) -> str:
         if url != "embedded" and not re.match(r"(redis|rediss|unix)://.", url):
-            raise ValueError('redis must be "embedded" or a redis://, rediss:// or unix:// address')
+            raise ValueError('must be "embedded" or a redis://, rediss:// or unix:// address')
+        try:
+            urlsplit(url).port  # noqa: B018
+        except ValueError:  # its own message would show a piece of the password
+            raise ValueError("has no valid port; write / # @ : in a password as %2F %23 %40 %3A") from None
         return url
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         # Two names that differ in case alone would share one folder on some file systems.
-        seen: dict[str, str] = {}
-        for dataset in self.datasets:
-            other = seen.setdefault(dataset.name.lower(), dataset.name)
-            if other is not dataset.name:
-                raise ValueError(f"two datasets are named {dataset.name!r}; give each its own name")
+        seen: dict[str, int] = {}
+        for i, dataset in enumerate(self.datasets):
+            first = seen.setdefault(dataset.name.lower(), i)
+            if first != i:
+                raise ValueError(
+                    f"datasets[{first}] and datasets[{i}] have one name, {dataset.name!r} "
+                    "(capitals do not count); give each its own"
+                )
         return self
 
     @property
@@ -224,24 +235,34 @@ def load_settings(given: Path | None = None) -> Settings:
     """Read and check the configuration; raises ConfigError with every fault on a line of its own."""
     path = config_path(given)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; write it (see README.md) or name another with -c FILE") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    if "api_key" in table.get("server", {}):
+    server = table.get("server")
+    if isinstance(server, dict) and "api_key" in server:
         raise ConfigError(
-            f"{path}: a key does not belong in a configuration file; put it into TOKENMILL_SERVER__API_KEY, "
+            f"{path}: [server] api_key does not belong in a configuration file; put it into TOKENMILL_SERVER__API_KEY, "
             "or into a file named by [server] api_key_file"
         )
     _refuse_unknown_environment()
     try:
         settings = Settings(**table)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in _faults(error))) from None
-    return _absolute(settings, path.parent)
+        raise ConfigError("\n".join(_faults(path, error))) from None
+    except SettingsError as error:
+        field = str(error).partition('"')[2].partition('"')[0]
+        raise ConfigError(
+            f"the environment variables of {ENV_PREFIX}{field.upper()} cannot be read; write lists and tables as JSON, "
+            f"as in {ENV_PREFIX}SERVER__URLS='[\"http://127.0.0.1:30000\"]'"
+        ) from None
+    try:
+        return _absolute(settings, path.parent)
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: a path starts with ~ and has no home directory behind it: {error}") from error
 
 
 def _absolute(settings: Settings, folder: Path) -> Settings:
@@ -258,25 +279,39 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
 
 
 def _refuse_unknown_environment() -> None:
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known = {name.upper() for name in Settings.model_fields}
+    nested = {
+        f"{name}__{key}".upper()
+        for name, field in Settings.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", ())
+    }
     for name in os.environ:
-        first = name.split("__")[0]
-        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV and first not in known:
-            raise ConfigError(
-                f"the environment variable {name} is not a key of the configuration{_nearest(first, known)}"
-            )
+        key = name.removeprefix(ENV_PREFIX)
+        if name != key and name not in RESERVED_ENV and key.split("__")[0] not in known:
+            near = _nearest(key, known | nested, prefix=ENV_PREFIX)
+            raise ConfigError(f"the environment variable {name} is not a key of the configuration{near}")
 
 
-def _faults(error: ValidationError) -> Iterator[str]:
+def _faults(path: Path, error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
-        place = _place(fault["loc"])
+        place, source = _place(fault["loc"]), _source(path, fault["loc"])
         if fault["type"] == "extra_forbidden":
-            yield f"unknown key {place}{_nearest(str(fault['loc'][-1]), _siblings(fault['loc']))}"
+            yield f"{source}: unknown key {place}{_nearest(str(fault['loc'][-1]), _siblings(fault['loc']))}"
         elif fault["type"] == "missing":
-            yield f"{place} is missing"
+            yield f"{source}: {place} is missing"
         else:
-            message = fault["msg"].removeprefix("Value error, ")
-            yield f"{place}: {message}" if place else message
+            message = fault["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
+            message = message.replace("dictionary", "table")
+            yield f"{source}: {place}: {message}" if place else f"{source}: {message}"
+
+
+def _source(path: Path, loc: tuple[int | str, ...]) -> str:
+    """Where a value came from: the environment wins over the file."""
+    for end in range(len(loc), 0, -1):
+        name = ENV_PREFIX + "__".join(str(part) for part in loc[:end]).upper()
+        if name in os.environ:
+            return f"the environment variable {name}"
+    return str(path)
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
@@ -300,6 +335,6 @@ def _siblings(loc: tuple[int | str, ...]) -> set[str]:
     return set(getattr(model, "model_fields", {}))
 
 
-def _nearest(word: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}" if known else ""
+def _nearest(word: str, known: set[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.4)
+    return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(sorted(known))}" if known else ""

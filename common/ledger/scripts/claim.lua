@@ -2,8 +2,8 @@
 -- KEYS: state done attempts queued leases owners payloads
 -- ARGV: owner lease_ms indices...
 -- ANSWERS: two lists, one entry an index: the attempt (a number) or the word that says why there is none, and the payload.
---   done: a record or a reject exists; leased: another attempt has it; paused; capped: no room under the cap, or the
---   dataset is closed; unknown: not queued here
+--   done: a record or a reject exists; leased: another attempt has it, or this call named the index before; paused;
+--   capped: no room under the cap, or the dataset is closed; unknown: not queued here
 -- An attempt is the time of its claim in milliseconds, or one more than the sample's last: it only grows, also when
 -- the ledger was lost and built anew, so that of two records of one sample the higher attempt is always the one that counts.
 local t = redis.call('TIME')
@@ -16,13 +16,13 @@ local payloads = redis.call('HMGET', KEYS[7], unpack(indices))
 local closed = nil
 if dataset[1] == 'paused' then closed = 'paused' elseif dataset[1] ~= 'open' then closed = 'capped' end
 local room = tonumber(dataset[2] or '0')
-local words, taken, leases, owners, handed = {}, {}, {}, {}, {}
+local words, taken, leases, owners, handed, seen = {}, {}, {}, {}, {}, {}
 for i, index in ipairs(indices) do
   handed[i] = ''
   if redis.call('GETBIT', KEYS[2], index) == 1 then
     words[i] = 'done'
     if queued[i] then taken[#taken + 1] = index end
-  elseif leased[i] then
+  elseif leased[i] or seen[index] then
     words[i] = 'leased'
   elseif not queued[i] or not payloads[i] then
     words[i] = 'unknown'
@@ -37,6 +37,7 @@ for i, index in ipairs(indices) do
     words[i] = attempt
     handed[i] = payloads[i]
     taken[#taken + 1] = index
+    seen[index] = true
     leases[#leases + 1] = now + tonumber(ARGV[2])
     leases[#leases + 1] = index
     owners[#owners + 1] = index

@@ -17,19 +17,15 @@ for _ = 1, tonumber(ARGV[4]) do
   end
   at = at + 2
 end
-local scores, payloads = {}, {}
+local queued = 0
 while at <= #ARGV do
   -- A row that is done already (after a recovery the cursor starts again) is not queued a second time.
   if redis.call('GETBIT', KEYS[2], ARGV[at]) == 0 then
-    scores[#scores + 1] = now
-    scores[#scores + 1] = ARGV[at]
-    payloads[#payloads + 1] = ARGV[at]
-    payloads[#payloads + 1] = ARGV[at + 1]
+    -- One by one: a feed has no greatest size, and Lua unpacks some 8,000 values at most.
+    redis.call('HSET', KEYS[4], ARGV[at], ARGV[at + 1])
+    redis.call('ZADD', KEYS[3], now, ARGV[at])
+    queued = queued + 1
   end
   at = at + 2
 end
-if #scores > 0 then
-  redis.call('HSET', KEYS[4], unpack(payloads))
-  redis.call('ZADD', KEYS[3], unpack(scores))
-end
-return #scores / 2
+return queued

@@ -4,6 +4,9 @@
 -- ANSWERS: "new", "known", or "reopened" (a capped dataset whose cap now leaves room, or a failed one)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
+-- In the order of registration, also within one millisecond.
+local last = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+if last[2] then now = math.max(now, tonumber(last[2]) + 1) end
 local settings = {'spec', ARGV[2], 'cap_tokens', ARGV[3], 'count', ARGV[4], 'weight', ARGV[5]}
 if redis.call('ZADD', KEYS[1], 'NX', now, ARGV[1]) == 1 or redis.call('EXISTS', KEYS[2]) == 0 then
   redis.call('HSET', KEYS[2], 'state', 'open', 'room', 0, unpack(settings))

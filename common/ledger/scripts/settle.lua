@@ -15,7 +15,8 @@ for at = 4, #ARGV, 7 do
   if is_done or (ARGV[3] ~= '1' and current ~= attempt) then
     answers[#answers + 1] = current == attempt and 1 or 0
   else
-    if current < attempt then redis.call('SETRANGE', KEYS[3], index * 6, struct.pack('>I6', attempt)) end
+    -- In a rebuild this may go down: an attempt that is still in flight then gets 0, and its record is voided.
+    if current ~= attempt then redis.call('SETRANGE', KEYS[3], index * 6, struct.pack('>I6', attempt)) end
     redis.call('SETBIT', KEYS[2], index, 1)
     local tokens = tonumber(ARGV[at + 3])
     samples = samples + 1

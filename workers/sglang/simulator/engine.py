@@ -3,10 +3,10 @@
 Pure: it opens no socket and reads no clock but the one it is given, so a test can drive it in virtual time. Whoever
 owns an engine calls `advance` when `due` has come. Times are simulated seconds on the given clock.
 
-Admission is first come, first served, and reserves KV tokens for all that a request may generate, so the pool never
-runs over. The real server's rule is in research on its scheduler (prefill adder, section 3.3): prompt +
-max_new_tokens + 1 must be less than what is neither used nor reserved, or this request and all behind it wait. It
-under-reserves long answers, and takes some back when the pool is full; this one does not.
+Admission is first come, first served, and reserves KV tokens for all that a request may generate: prompt +
+max_new_tokens + 1 must be less than what is neither used nor reserved, or this request and all behind it wait (the
+rule of `PrefillAdder` in SGLang 0.5.23's schedule_policy.py, with a new-token ratio of 1). So the pool never runs
+over. The real server under-reserves long answers, and retracts some when the pool is full; this one does not yet.
 """
 
 import heapq
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from workers.sglang.simulator.config import SimulatorConfig
+
 
 class QueueFullError(Exception):
     """The queue holds `max_queued_requests` already."""

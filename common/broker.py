@@ -1,0 +1,157 @@
+"""The queue: names of tasks and queues, the Celery application, and how messages are sent.
+
+A message is a doorbell: it names a dataset and some indices, never token ids. The ledger says what they are worth.
+"""
+
+from base64 import b64decode
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, cast
+
+import msgspec
+import redis
+from celery import Celery
+from kombu import Queue
+from kombu.serialization import disable_insecure_serializers
+
+from common.settings import Settings
+
+GENERATE, KEEP, FEED = "generate", "keep", "feed"
+GENERATE_QUEUE, CONTROL_QUEUE, PRODUCE_QUEUE = "generate", "control", "produce"
+# A message held unclaimed for this long is offered to the other workers as well; the ledger lets one of them have it.
+# Messages are acked at the claim, so no answer, however long, is ever measured against this.
+VISIBILITY_SECONDS = 60
+KEEP_SECONDS = 1.0
+_PUBLISH_BATCH = 200
+
+
+def make_celery(name: str, settings: Settings) -> Celery:
+    """The Celery application that workers, control, Flower and senders share: its broker settings must be the same."""
+    disable_insecure_serializers(allowed=["json"])
+    app = Celery(name, broker=_broker_url(settings.redis_url), set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        event_serializer="json",
+        result_backend=None,
+        task_ignore_result=True,
+        task_queues=[Queue(queue) for queue in (GENERATE_QUEUE, CONTROL_QUEUE, PRODUCE_QUEUE)],
+        task_routes={
+            GENERATE: {"queue": GENERATE_QUEUE},
+            KEEP: {"queue": CONTROL_QUEUE},
+            FEED: {"queue": PRODUCE_QUEUE},
+        },
+        task_create_missing_queues=False,
+        task_default_queue=CONTROL_QUEUE,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY_SECONDS,
+            # The defaults sweep every 10 s at most; a killed worker's messages were then seen to take 86 s to return.
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "priority_steps": [0],
+            "socket_timeout": 30,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+        },
+        visibility_timeout=VISIBILITY_SECONDS,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        # An answer under way outlives a broken connection; it is guarded by its lease, not by its message.
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        # Would set the prefetch of our pool, which has no processes, to 0: no limit.
+        worker_enable_prefetch_count_reduction=False,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_send_task_events=True,
+        task_send_sent_event=False,
+        # The keeper's clock. In memory: a tick missed while control was down is not made up for.
+        beat_scheduler="celery.beat:Scheduler",
+        beat_schedule={"keep": {"task": KEEP, "schedule": KEEP_SECONDS, "options": {"expires": 5 * KEEP_SECONDS}}},
+    )
+    return app
+
+
+def _broker_url(url: str) -> str:
+    """redis-py's unix://path as kombu spells it."""
+    return f"redis+socket://{url.removeprefix('unix://')}" if url.startswith("unix://") else url
+
+
+class Sender:
+    """Sends messages by name, many to one round trip."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def generate(self, dataset: str, indices: Sequence[int], per_message: int) -> int:
+        """Send the doorbells for `indices`, at most `per_message` each; answers how many messages that took.
+
+        A message that is lost on the way is found by the keeper: its samples stay queued in the ledger.
+        """
+        rest = iter(indices)
+        parts = list(iter(lambda: list(islice(rest, per_message)), []))
+        with self._app.producer_pool.acquire(block=True) as producer:
+            for start in range(0, len(parts), _PUBLISH_BATCH):
+                with producer.batch(_PUBLISH_BATCH):  # type: ignore[attr-defined]
+                    for part in parts[start : start + _PUBLISH_BATCH]:
+                        self._app.send_task(
+                            GENERATE, args=[dataset, part], argsrepr=describe(dataset, part), producer=producer
+                        )
+        return len(parts)
+
+    def feed(self, dataset: str) -> None:
+        """Ask for the next rows of `dataset`."""
+        self._app.send_task(FEED, args=[dataset], argsrepr=dataset)
+
+
+def describe(dataset: str, indices: Sequence[int]) -> str:
+    """A message as a person reads it in Flower: `B1_glaive 1200-1215`, or `B1_glaive 7, 9, 12`."""
+    first, last = indices[0], indices[-1]
+    if len(indices) == 1:
+        return f"{dataset} {first}"
+    if last - first + 1 == len(indices):
+        return f"{dataset} {first}-{last}"
+    return f"{dataset} {', '.join(map(str, indices))}"
+
+
+def message_arguments(body: Any) -> tuple[str, list[int]]:
+    """The dataset and indices of a generate message's body; raises ValueError on anything else."""
+    match body:
+        case [[str(dataset), list(indices)], *_] if all(isinstance(index, int) for index in indices):
+            return dataset, indices
+    raise ValueError("not a generate message")
+
+
+def pending_samples(client: redis.Redis, dataset: str) -> set[int]:
+    """The indices of `dataset` that are in a message now: in the queue, or held unacked by a worker.
+
+    Reads what kombu keeps in Redis: the list `generate` of messages, and the hash `unacked` of those not acked yet.
+    """
+    messages = cast("list[bytes]", client.lrange(GENERATE_QUEUE, 0, -1))
+    held = cast("list[bytes]", client.hvals("unacked"))
+    found: set[int] = set()
+    for raw in (*messages, *(_held_message(value) for value in held)):
+        try:
+            body = msgspec.json.decode(b64decode(_envelope(raw).body))
+            name, indices = message_arguments(body)
+        except (ValueError, msgspec.MsgspecError):
+            continue  # another task's message
+        if name == dataset:
+            found.update(indices)
+    return found
+
+
+class _Envelope(msgspec.Struct):
+    body: str
+
+
+_envelope = msgspec.json.Decoder(_Envelope).decode
+_held = msgspec.json.Decoder(tuple[msgspec.Raw, str, str]).decode
+
+
+def _held_message(value: bytes) -> bytes:
+    """The message in an entry of `unacked`: [message, exchange, routing key]."""
+    try:
+        return bytes(_held(value)[0])
+    except msgspec.MsgspecError:
+        return b""

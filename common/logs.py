@@ -1,0 +1,26 @@
+"""Logging of the processes that Celery runs: one line a message, on standard error."""
+
+import logging
+import warnings
+from typing import Any
+
+from celery import Celery, signals
+
+from common.parent import end_with_parent
+
+
+def set_up(app: Celery) -> None:
+    """Our lines in place of Celery's: its per-task lines and banner are not wanted at 1,000 tasks a second."""
+    del app  # its signals are global; it is taken so that this is called where an application is made
+    signals.setup_logging.connect(_log_to_stderr, weak=False)
+    signals.worker_init.connect(_follow_the_parent, weak=False)
+    # Celery warns of pickle as root; nothing here accepts pickle.
+    warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+
+
+def _log_to_stderr(**_: Any) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def _follow_the_parent(**_: Any) -> None:
+    end_with_parent()

@@ -1,0 +1,19 @@
+"""Options that commands of both sides share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+config_option: Decorator = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The configuration file; by default TOKENMILL_CONFIG, else tokenmill.toml in this folder.",
+)
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs."
+)

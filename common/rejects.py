@@ -1,0 +1,103 @@
+"""Rows that ended without a record: `<output>/<dataset>/rejects.jsonl`, one JSON object a line.
+
+A reject is durable here before the ledger counts it, so after a crash a row may stand here twice (the first line
+counts), or stand here and have a record as well: its reject was refused by the ledger, because the sample had settled
+elsewhere. Therefore a record that counts wins over a reject, here as in the ledger.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.durable import sync_folder, write_all
+from common.records import Index
+from common.segments import NOT_JSON, REJECTS, Fault, lines
+
+# How far back the end of the last whole line is searched at a time.
+_TAIL_BYTES = 65536
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Why the row at `index` of its source got no record; `id` is the row's own id, where it has one."""
+
+    index: Index
+    reason: str
+    detail: str = ""
+    id: Any = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Reject).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """A rejects file as read: the reject that counts for each index, and lines that are none."""
+
+    path: Path
+    rows: dict[int, Reject]
+    faults: list[Fault]
+
+
+def append_rejects(output: Path, dataset: str, rows: Sequence[Reject]) -> None:
+    """Append `rows` and force them to disk; any number of processes may do so at once.
+
+    Raises OSError with nothing appended. A torn last line of a writer that died is cut first: the lock says that
+    nobody is within a write, and a line appended behind it would be lost with it.
+    """
+    folder = output / dataset
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(output)
+    descriptor = os.open(folder / REJECTS, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size = _end_of_last_line(descriptor)
+        os.ftruncate(descriptor, size)
+        try:
+            write_all(descriptor, b"".join(_encode(row) + b"\n" for row in rows))
+            os.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+        if size == 0:
+            sync_folder(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    """The byte after the last newline."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - _TAIL_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_rejects(output: Path, dataset: str) -> Rejects:
+    """The dataset's rejects, each index once; none if the file does not exist."""
+    read = Rejects(output / dataset / REJECTS, {}, [])
+    if not read.path.exists():
+        return read
+    for line in lines(read.path):
+        if line.torn:
+            read.faults.append(line.fault(f"torn last line of {len(line.text)} bytes"))
+            continue
+        try:
+            row = _decode(line.text)
+        except NOT_JSON as error:
+            read.faults.append(line.fault(f"not a reject: {error}"))
+        else:
+            read.rows.setdefault(row.index, row)
+    return read

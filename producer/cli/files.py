@@ -1,0 +1,206 @@
+"""The commands that read what a run has written: verify, recover, export."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from common.errors import DataError, TokenmillError, UnavailableError, UsageError
+from producer.cli.options import config_option, json_option
+
+if TYPE_CHECKING:
+    from common.ledger import Ledger
+    from common.settings import Settings
+    from producer.recover import Recovered
+    from producer.verify import Report
+
+
+@click.command("verify", short_help="Check the files of a run, and the ledger against them.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@config_option
+@json_option
+def verify(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
+    """Check every byte that a run has written. Changes nothing, and may run beside the run.
+
+    Reads all segments and rejects of the DATASETs (by default all), prints what they hold, and names each fault by
+    file, line and byte. Where Redis can be reached, the ledger's sums are compared with the files.
+
+    Ends with 0 if all is well, with 3 if there are faults. Lines that are no record are skipped by every reader. If
+    only the ledger is wrong, `tokenmill recover` builds it anew. A torn last line is no fault: it was never counted.
+    """
+    from common.settings import load_settings
+    from producer.verify import verify as verify_files
+
+    settings = load_settings(config)
+    chosen = _chosen(settings, datasets)
+    with _ledger_if_reachable(settings) as ledger, _file_errors(settings.output):
+        report = verify_files(settings.output, chosen, ledger)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print_report(report)
+    if report.faults or report.differences:
+        cure = "; `tokenmill recover` builds the ledger anew from the files" if report.differences else ""
+        raise DataError(
+            f"{len(report.faults):,} faults in the files, {len(report.differences):,} differences to the ledger{cure}"
+        )
+
+
+def _print_report(report: "Report") -> None:
+    for books in report.datasets:
+        click.echo(
+            f"{books.name}: {books.samples:,} samples, {books.total_tokens:,} tokens "
+            f"({books.prompt_tokens:,} prompt + {books.completion_tokens:,} completion), "
+            f"{books.truncated:,} truncated, {books.superseded:,} superseded, {books.rejects:,} rejected; "
+            f"{books.records:,} records in {books.segments:,} segments of {books.bytes / 1e6:,.1f} MB"
+        )
+    for fault in report.faults:
+        click.echo(f"{fault.path}:{fault.line} (byte {fault.byte}): {fault.reason}")
+    for difference in report.differences:
+        click.echo(
+            f"{difference.dataset}: {difference.what} is {difference.files:,} in the files "
+            f"and {difference.ledger:,} in the ledger"
+        )
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+@click.command("recover", short_help="Build the ledger anew from the files of a run.")
+@config_option
+@click.option(
+    "--force", is_flag=True, help="Go on although workers were seen within the last minute; they must be dead."
+)
+def recover(config: Path | None, force: bool) -> None:
+    """Build the ledger anew from the segments, after Redis was lost, emptied or found wrong.
+
+    Stop the run first. For every configured dataset the ledger is dropped and counted again from
+    <output>/<dataset>/*.jsonl; no record is touched, and only torn last lines, which never counted, are cut off. It
+    may be repeated at will. Afterwards `tokenmill run` goes on where the files end: rows with a record are done.
+    """
+    from common.ledger import Ledger
+    from common.settings import load_settings
+    from producer.embedded import owned
+    from producer.recover import recover as recover_ledger
+
+    settings = load_settings(config)
+    if not settings.datasets:
+        raise UsageError("the configuration has no [[datasets]], so there is nothing to recover")
+    with owned(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
+        ledger = Ledger.connect(settings.redis_url)
+        try:
+            recover_ledger(settings, ledger, force=force, on_recovered=_print_recovered)
+        finally:
+            ledger.close()
+    again = f" -c {config}" if config else ""
+    click.echo(f"The ledger is whole again; `tokenmill run{again}` goes on from here.", err=True)
+
+
+def _print_recovered(done: "Recovered") -> None:
+    click.echo(
+        f"{done.name}: {done.records:,} records, {done.prompt_tokens + done.completion_tokens:,} tokens "
+        f"({done.prompt_tokens:,} prompt + {done.completion_tokens:,} completion), {done.rejects:,} rejects, "
+        f"{done.superseded:,} superseded, {done.torn_bytes:,} torn bytes cut"
+    )
+    if done.faults:
+        click.echo(
+            f"{done.name}: {done.faults:,} lines are no records and were passed over; "
+            f"`tokenmill verify {done.name}` names them",
+            err=True,
+        )
+    if done.state != "open":
+        click.echo(f"{done.name}: is {done.state}, as before; `tokenmill resume {done.name}` opens it", err=True)
+
+
+@click.command("export", short_help="Write training files with loss masks.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@config_option
+@click.option("--format", "layout", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The folder for the files: a new or an empty one.",
+)
+@click.option(
+    "--force", is_flag=True, help="Write into DIR although it is not empty; files of the same name are replaced."
+)
+def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Path, force: bool) -> None:
+    """Write DIR/<dataset>.jsonl for each DATASET (by default all) with one training row for each sample.
+
+    A row holds id, input_ids (prompt and answer), loss_mask (0 on the prompt, 1 on the answer with its end token),
+    dataset, index, finish_reason, truncated. SpecForge takes one file as data.prompts_path, speculators the folder.
+    Both cut rows beyond a length of their own: give them the length of the longest row, which is printed here.
+
+    Needs no Redis, and may run beside the run. Files get their names when they are complete.
+    """
+    from common.settings import load_settings
+    from producer.export import export as export_files
+
+    settings = load_settings(config)
+    chosen = _chosen(settings, datasets)
+    with _file_errors(folder):
+        done = export_files(settings.output, chosen, layout, folder, force=force)
+    for file in done:
+        click.echo(
+            f"{file.dataset}: {file.rows:,} rows, {file.trained_tokens:,} tokens to train on, "
+            f"longest row {file.longest:,} tokens -> {file.path}",
+            err=True,
+        )
+        if file.faults:
+            click.echo(
+                f"{file.dataset}: {file.faults:,} lines are no records and were left out; "
+                f"`tokenmill verify {file.dataset}` names them",
+                err=True,
+            )
+    for name in chosen:
+        if name not in {file.dataset for file in done}:
+            click.echo(f"{name}: no records yet, so no file", err=True)
+
+
+def _chosen(settings: "Settings", names: Sequence[str]) -> list[str]:
+    """The datasets named, or all that are configured; also one that left the configuration and still has its folder."""
+    from common.settings import DATASET_NAME
+
+    known = [dataset.name for dataset in settings.datasets]
+    for name in names:
+        on_disk = DATASET_NAME.fullmatch(name) and not name.startswith(".") and (settings.output / name).is_dir()
+        if name not in known and not on_disk:
+            raise UsageError(f"there is no dataset {name!r}; configured are {', '.join(known) or 'none'}")
+    chosen = list(dict.fromkeys(names or known))
+    if not chosen:
+        raise UsageError("the configuration has no [[datasets]]; add one, or name a dataset")
+    return chosen
+
+
+@contextlib.contextmanager
+def _ledger_if_reachable(settings: "Settings") -> Iterator["Ledger | None"]:
+    """The ledger, or None with a word on stderr: the files can be checked without it."""
+    from common.ledger import Ledger
+    from producer.embedded import reachable
+
+    with contextlib.ExitStack() as stack:
+        ledger = None
+        try:
+            stack.enter_context(reachable(settings))
+            ledger = stack.enter_context(contextlib.closing(Ledger.connect(settings.redis_url, attempts=1)))
+        except TokenmillError as error:
+            click.echo(f"note: the ledger was not compared: {error}", err=True)
+        yield ledger
+
+
+@contextlib.contextmanager
+def _file_errors(place: Path) -> Iterator[None]:
+    """A full disk or a missing right as a sentence, in place of a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnavailableError(f"{error.filename or place}: {error.strerror or error}") from error

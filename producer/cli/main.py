@@ -1,0 +1,105 @@
+"""The command line, `tokenmill`. Each command is loaded when it is used, so that --help is instant."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+# Workers' commands are named, not imported: producer and workers do not know each other's code.
+_COMMANDS = {
+    "demo": ("producer.cli.run:demo", "The whole path on this machine, with a simulated server and example prompts."),
+    "run": ("producer.cli.run:run", "The whole job on one machine; run it again to resume."),
+    "enqueue": ("producer.cli.operate:enqueue", "Register datasets and start feeding them."),
+    "status": ("producer.cli.operate:status", "What every dataset, worker and server is doing."),
+    "worker": ("workers.cli:worker", "One generate worker."),
+    "control": ("producer.cli.control:control", "The control process: the keeper's clock, the keeper, the feeds."),
+    "flower": ("producer.cli.control:flower", "Flower, the web page on tasks and workers."),
+    "verify": ("producer.cli.files:verify", "Check every segment, and the ledger against them."),
+    "recover": ("producer.cli.files:recover", "Build the ledger anew from the segments."),
+    "export": ("producer.cli.files:export", "Training files with loss masks."),
+    "simulate": ("workers.sglang.simulator.cli:simulate", "A simulated SGLang server."),
+}
+# Started by other commands; not for people.
+_HIDDEN = {"keeper": "workers.cli:keeper", "feeder": "producer.cli.control:feeder"}
+
+
+class _Commands(click.Group):
+    """Loads a command's module when the command is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        target = _COMMANDS[cmd_name][0] if cmd_name in _COMMANDS else _HIDDEN.get(cmd_name)
+        if target is None:
+            return None
+        command = load(target)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+def load(target: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tokenmill")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Token-exact training data from a served language model.
+
+    Start with `tokenmill demo`. For a real job write tokenmill.toml (see README.md), then `tokenmill run`.
+    """
+    if debug:
+        os.environ["TOKENMILL_DEBUG"] = "1"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; a mistake prints one sentence and leaves with its code: 2 usage, 3 data, 4 missing, 130 Ctrl-C."""
+    try:
+        code = cli.main(arguments, prog_name="tokenmill", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001 - the outermost door: every error leaves with a sentence or a traceback
+        sys.exit(_explain(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """Say what is wrong in a sentence; a fault of ours keeps its traceback."""
+    from common.errors import TokenmillError
+
+    debug = bool(os.environ.get("TOKENMILL_DEBUG"))
+    if isinstance(error, TokenmillError):
+        if debug:
+            raise error
+        click.echo(f"tokenmill: {error}", err=True)
+        return error.exit_code
+    import redis
+
+    if isinstance(error, redis.RedisError):
+        if debug:
+            raise error
+        click.echo(f"tokenmill: Redis does not answer ({error}); see that it runs, then repeat the command", err=True)
+        return 4
+    raise error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""`enqueue` and `status`."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from common.options import config_option, json_option
+
+
+@click.command()
+@click.argument("datasets", nargs=-1)
+@click.option("--cap", type=click.IntRange(min=1), help="Cap in tokens, in place of the configured one.")
+@click.option("--wait", is_flag=True, help="Stay, show progress, and leave when the datasets have ended.")
+@config_option
+def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path | None) -> int:
+    """Register DATASETS (all that are configured, if none is named) and start feeding them.
+
+    Workers and control must run for anything to happen: `tokenmill worker`, `tokenmill control`. Enqueueing a dataset
+    again is safe: it takes over a changed cap, and answers no row twice.
+    """
+    from common.broker import make_celery
+    from common.errors import UsageError
+    from common.ledger import Ledger
+    from common.settings import load_settings
+    from producer.cli.main import load
+    from producer.enqueue import ask_for_a_tick, choose, model_facts, register
+    from producer.run import exit_code, stderr_console, watch
+
+    settings = load_settings(config)
+    chosen = choose(settings, datasets, cap)
+    if settings.embedded:
+        raise UsageError('enqueue needs a shared Redis; with redis = "embedded" use `tokenmill run`')
+    ledger = Ledger.connect(settings.redis_url)
+    servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
+    facts = model_facts(settings, servers)
+    states, recovered = register(settings, ledger, chosen, facts)
+    for done in recovered:
+        click.echo(
+            f"{done.name}: {done.records:,} records found on disk, the ledger was built anew from them", err=True
+        )
+    for name, state in states.items():
+        click.echo(f"{name}: {state}", err=True)
+    ask_for_a_tick(make_celery("tokenmill", settings))
+    if not wait:
+        return 0
+    last = watch(ledger, set(states), lambda: None, stderr_console())
+    ours = {**last, "datasets": [d for d in last["datasets"] if d["name"] in states]}
+    return exit_code(ours, False, settings.run.allowed_failures)
+
+
+@click.command()
+@json_option
+@click.option("--follow", is_flag=True, help="Print again every 2 s until Ctrl-C.")
+@config_option
+def status(as_json: bool, follow: bool, config: Path | None) -> int:
+    """What every dataset, worker and server is doing, once.
+
+    States: open (being fed and answered), closing (its cap is near, answers in flight are awaited), capped, exhausted
+    (its source has ended), paused, halted (something was wrong with the answers), failed (its source cannot be read).
+    """
+    import msgspec
+    from rich.console import Console
+
+    from common.ledger import Ledger
+    from common.settings import load_settings
+    from producer import display
+    from producer.embedded import reachable
+    from producer.status import snapshot
+
+    settings = load_settings(config)
+    with reachable(settings):
+        ledger = Ledger.connect(settings.redis_url)
+        while True:
+            seen = snapshot(ledger)
+            if as_json:
+                sys.stdout.buffer.write(msgspec.json.encode(seen) + b"\n")
+                sys.stdout.flush()
+            else:
+                Console().print(display.table(seen))
+            if not follow:
+                return 0
+            time.sleep(2)

@@ -1,0 +1,95 @@
+"""`run` and `demo`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from common.options import config_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+
+@click.command()
+@config_option
+def run(config: Path | None) -> int:
+    """The whole job on one machine: until every dataset has reached its cap or its source has ended.
+
+    Run it again to resume, after Ctrl-C, a crash or a power cut: nothing that was written is made a second time. To go
+    further, raise a cap_tokens in the configuration and run it again. Progress goes to standard error.
+    """
+    from common.settings import config_path
+    from producer.run import stderr_console
+
+    return _run(config_path(config), stderr_console())
+
+
+@click.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True
+)
+def demo(output: Path) -> int:
+    """The whole path on this machine, in under a minute: no Redis, no GPU, no model needed.
+
+    Starts an embedded Valkey, a simulated SGLang server, the control process and a worker; answers three datasets of
+    example prompts up to their caps; ends with a summary and with what to type next.
+    """
+    import tempfile
+
+    from producer.demo import prepare, simulator
+    from producer.run import stderr_console
+
+    console = stderr_console()
+    with tempfile.TemporaryDirectory(prefix="tokenmill-demo-") as scratch, simulator(Path(scratch)) as url:
+        config = prepare(output.absolute(), url)
+        console.print(f"simulated SGLang on {url}, output in {output}", highlight=False)
+        code = _run(config, console)
+    if code == 0:
+        shown = _shown(config)
+        console.print(
+            "\nnext:\n"
+            f"  tokenmill verify -c {shown}   every line checked, and the ledger against the files\n"
+            f"  tokenmill status -c {shown}   the same figures again\n"
+            f"  tokenmill export -c {shown} --format jsonl -o DIR   training files with loss masks\n"
+            "For a real job see README.md: write tokenmill.toml, then `tokenmill run`.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return code
+
+
+def _run(config: Path, console: "Console") -> int:
+    from common.settings import load_settings
+    from producer.cli.main import load
+    from producer.enqueue import choose, model_facts
+    from producer.run import exit_code
+    from producer.run import run as run_job
+
+    settings = load_settings(config)
+    datasets = choose(settings, [])
+    servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
+    facts = model_facts(settings, servers)
+    last, interrupted = run_job(settings, config, datasets, facts, console)
+    _summary(last, settings.output, console)
+    if interrupted:
+        console.print(f"interrupted; go on with: tokenmill run -c {_shown(config)}", highlight=False, soft_wrap=True)
+    return exit_code(last, interrupted, settings.run.allowed_failures)
+
+
+def _summary(last: "Mapping[str, Any]", output: Path, console: "Console") -> None:
+    from producer import display
+
+    if last:
+        console.print(display.table(last))
+    console.print(
+        f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", highlight=False, soft_wrap=True
+    )
+
+
+def _shown(path: Path) -> Path:
+    """A path as a person would type it here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

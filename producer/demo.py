@@ -1,0 +1,88 @@
+"""`tokenmill demo`: the whole path on this machine, with a simulated server and the project's own prompts."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.errors import TokenmillError, UsageError
+from producer.children import Child
+
+_MARK = "# Written by `tokenmill demo`"
+# Decode runs twelve times as fast as a real server's, so that the table can be watched for some ten seconds.
+_PACE = ("--speed", "12", "--mean-tokens", "420", "--cv", "0.7", "--max-running-requests", "16")
+# The tokenizer of examples/ has 4,096 ids; those from 4088 on are control tokens: <|im_end|> 4090, </think> 4093.
+_IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
+_START_SECONDS = 30.0
+
+_CONFIG = """\
+{mark}; a real job's configuration looks the same. README.md has the keys.
+output = "."
+redis  = "embedded"
+
+[server]
+urls = ["{url}"]
+
+[tokenizer]
+path = "{examples}/tokenizer"
+
+[sampling]
+max_new_tokens = 1024
+temperature = 1.0
+
+[worker]
+concurrency = 16
+
+[[datasets]]
+name = "chat"
+path = "{examples}/prompts/chat.jsonl"
+cap_tokens = 40_000
+
+[[datasets]]
+name = "code"
+path = "{examples}/prompts/code.jsonl"
+cap_tokens = 25_000
+
+[[datasets]]
+name = "tools"
+path = "{examples}/prompts/tools.jsonl"
+cap_tokens = 25_000
+"""
+
+
+def examples() -> Path:
+    """The example prompts and tokenizer: beside the packages in a checkout, inside this one when installed."""
+    installed = Path(__file__).with_name("_examples")
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "examples"
+
+
+def prepare(folder: Path, url: str) -> Path:
+    """A fresh demo folder with its configuration; an earlier demo's is replaced, anything else is left alone."""
+    config = folder / "tokenmill.toml"
+    if folder.exists() and any(folder.iterdir()):
+        if not config.is_file() or not config.read_text(encoding="utf-8").startswith(_MARK):
+            raise UsageError(f"{folder} exists and is not an earlier demo's; name another folder with -o")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text(_CONFIG.format(mark=_MARK, url=url, examples=examples()), encoding="utf-8")
+    return config
+
+
+@contextlib.contextmanager
+def simulator(folder: Path) -> Iterator[str]:
+    """A simulated server of its own for the demo; yields its address."""
+    port_file = folder / "port"
+    arguments = ["simulate", "--port", "0", "--port-file", str(port_file), *_PACE, *_IDS]
+    child = Child("the simulated server", arguments, folder / "none", folder / "server.log")
+    child.start()
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not port_file.exists():
+            if time.monotonic() > deadline or child.wait(0.05):
+                raise TokenmillError(f"the simulated server did not start; {folder / 'server.log'} says why")
+        yield f"http://127.0.0.1:{port_file.read_text().strip()}"
+    finally:
+        child.terminate()
+        if not child.wait(10):
+            child.kill()

@@ -1,0 +1,107 @@
+"""Registers datasets: checks everything first, writes what the run is made of, then lets the keeper ask for feeds."""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from celery import Celery
+
+from common.broker import CONTROL_QUEUE, KEEP
+from common.chat_template import Tokenizer
+from common.durable import sync_folder, write_all
+from common.errors import ConfigError, ServerUnavailable
+from common.ledger import Ledger
+from common.segments import segment_paths
+from common.settings import DatasetSettings, Settings
+from producer.recover import Recovered, recover_dataset
+
+
+def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = None) -> list[DatasetSettings]:
+    """The configured datasets of these names (all if none is given), with their cap replaced if one is given.
+
+    Raises ConfigError for a name or a source file that does not exist.
+    """
+    known = {dataset.name: dataset for dataset in settings.datasets}
+    if not known:
+        raise ConfigError("the configuration has no [[datasets]]; add one with name, path and cap_tokens")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no dataset is named {name!r}; the configuration has {', '.join(known)}")
+    chosen = [known[name] for name in names or known]
+    for dataset in chosen:
+        if not dataset.path.is_file():
+            raise ConfigError(f"the source of dataset {dataset.name}, {dataset.path}, is not a file; correct its path")
+        if not os.access(dataset.path, os.R_OK):
+            raise ConfigError(f"the source of dataset {dataset.name}, {dataset.path}, may not be read by this user")
+    if cap_tokens is None:
+        return chosen
+    return [dataset.model_copy(update={"cap_tokens": cap_tokens}) for dataset in chosen]
+
+
+def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
+    """What the servers serve and the prompts are made with: for the ledger and run.json; loads the tokenizer once.
+
+    `found` are the ServerFacts of the preflight. Raises TokenizerUnavailable, ServerUnavailable.
+    """
+    servers = [msgspec.to_builtins(server) for server in found]
+    tokenizer = Tokenizer(settings.tokenizer)
+    contexts = [server["context_length"] for server in servers if server["context_length"]]
+    context_length = settings.server.context_length or min(contexts, default=None)
+    asked = settings.sampling.max_new_tokens
+    if context_length is not None and asked >= context_length:
+        raise ServerUnavailable(
+            f"max_new_tokens {asked} leaves no room for a prompt in the servers' context of {context_length} tokens; "
+            "lower [sampling] max_new_tokens, or start the servers with a longer --context-length"
+        )
+    return {
+        "tokenmill_version": version("tokenmill"),
+        "model_path": servers[0]["model_path"],
+        "weight_version": servers[0]["weight_version"],
+        "context_length": context_length,
+        "vocab_size": tokenizer.vocab_size,
+        **tokenizer.fingerprint(),
+        "chat_template_kwargs": settings.tokenizer.chat_template_kwargs,
+        "sampling_params": settings.sampling.params(),
+        "servers": servers,
+    }
+
+
+def register(
+    settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
+) -> tuple[dict[str, str], list[Recovered]]:
+    """Make `datasets` known to the ledger; answers `new`, `known` or `reopened` by name, and what was recovered.
+
+    A dataset that has segments while the ledger does not know it was made before Redis was lost: its books are built
+    anew from its files first, so that no row is answered twice.
+    """
+    known = set(ledger.datasets())
+    recovered = [
+        recover_dataset(settings.output, dataset, ledger)
+        for dataset in datasets
+        if dataset.name not in known and segment_paths(settings.output, dataset.name)
+    ]
+    write_run_file(settings.output, facts)
+    ledger.set_model(facts)
+    return {dataset.name: ledger.register(dataset) for dataset in datasets}, recovered
+
+
+def ask_for_a_tick(app: Celery) -> None:
+    """Let the keeper look at once rather than within its second."""
+    app.send_task(KEEP, queue=CONTROL_QUEUE)
+
+
+def write_run_file(output: Path, facts: Mapping[str, Any]) -> None:
+    """`<output>/run.json`: what made the data; replaced whole, so that it is never half a file."""
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = output / f".run.json.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(descriptor, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(output / "run.json")
+    sync_folder(output)

@@ -1,0 +1,155 @@
+"""Builds the ledger anew from the segments and rejects, which are the truth; Redis may have been lost.
+
+The source is then read from its start: the feed skips the rows that are done, and queues those that are not. While it
+lasts the dataset is paused, and stays so if the recovery is killed: half a ledger would spend tokens a second time.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import redis
+
+from common.errors import RedisUnavailable, UsageError
+from common.ledger import Ledger, Settled
+from common.records import Head
+from common.rejects import Rejects, read_rejects
+from common.segments import Counted, Entry, Fault, count
+from common.settings import DatasetSettings, Settings
+
+# A worker says every 15 s that it lives; one that is silent for longer than its lease is dead.
+LIVE_SECONDS = 60.0
+# Samples a call to the ledger: bounds what is held beside the books.
+_BATCH = 5000
+_UNDER_WAY = "a recovery was cut short; run `tokenmill recover` again"
+# What a person or a quality gate decided is not in the files, and is kept where the old ledger still knows it.
+_KEPT_STATES = ("paused", "halted")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the ledger holds of a dataset after its recovery, and what was done to its files."""
+
+    name: str
+    state: str
+    records: int
+    prompt_tokens: int
+    completion_tokens: int
+    rejects: int
+    superseded: int
+    torn_bytes: int
+    faults: int  # lines that are no record and were passed over
+
+
+def recover(
+    settings: Settings,
+    ledger: Ledger,
+    *,
+    force: bool = False,
+    on_recovered: Callable[[Recovered], None] = lambda _: None,
+) -> list[Recovered]:
+    """Rebuild `ledger` for every configured dataset; `on_recovered` is called as each is done.
+
+    Raises UsageError while processes are at work on the ledger, unless `force`; RedisUnavailable; OSError.
+    """
+    try:
+        live = live_processes(ledger)
+        if live and not force:
+            _refuse(live)
+        done = []
+        for dataset in settings.datasets:
+            done.append(recover_dataset(settings.output, dataset, ledger, cut_torn=not live))
+            on_recovered(done[-1])
+    except redis.RedisError as error:
+        raise RedisUnavailable(
+            f"Redis failed within the recovery ({error}); the files are safe: run `tokenmill recover` again"
+        ) from error
+    return done
+
+
+def live_processes(ledger: Ledger) -> dict[str, float]:
+    """The workers and control processes that were seen within a minute: name -> seconds ago, by Redis's clock."""
+    seconds, microseconds = ledger.redis.time()
+    now_ms = seconds * 1000 + microseconds // 1000
+    ages = {name: max(0.0, (now_ms - seen_ms) / 1000) for name, (seen_ms, _) in ledger.processes().items()}
+    return {name: age for name, age in ages.items() if age < LIVE_SECONDS}
+
+
+def _refuse(live: Mapping[str, float]) -> NoReturn:
+    names = ", ".join(f"{name} (seen {age:.0f} s ago)" for name, age in sorted(live.items()))
+    raise UsageError(
+        f"the ledger is in use by {names}; stop them first, or, if they are dead, wait "
+        f"{LIVE_SECONDS:.0f} s or add --force"
+    )
+
+
+def recover_dataset(output: Path, dataset: DatasetSettings, ledger: Ledger, *, cut_torn: bool = False) -> Recovered:
+    """Build one dataset's books anew. Raises OSError and redis.RedisError.
+
+    `cut_torn` cuts torn last lines off; only where no worker lives, since it may be in the middle of that very line.
+    """
+    # All is read before anything is changed: a folder that cannot be read costs nothing.
+    counted, rejects = count(output, dataset.name), read_rejects(output, dataset.name)
+    torn_bytes = _cut([*counted.faults, *rejects.faults]) if cut_torn else 0
+    before = ledger.snapshot(dataset.name)
+    ledger.forget(dataset.name)
+    ledger.register(dataset)
+    ledger.transition(dataset.name, "paused", ["open"], _UNDER_WAY)
+    _rebuild(dataset.name, counted, rejects, ledger)
+    if before.state in _KEPT_STATES and before.reason != _UNDER_WAY:
+        ledger.transition(dataset.name, before.state, ["paused"], before.reason)
+    else:
+        ledger.transition(dataset.name, "open", ["paused"])
+    after = ledger.snapshot(dataset.name)
+    return Recovered(
+        name=dataset.name,
+        state=after.state,
+        records=after.done,
+        prompt_tokens=after.prompt_tokens,
+        completion_tokens=after.completion_tokens,
+        rejects=after.rejected,
+        superseded=counted.superseded,
+        torn_bytes=torn_bytes,
+        faults=sum(not fault.torn for fault in (*counted.faults, *rejects.faults)),
+    )
+
+
+def _cut(faults: Sequence[Fault]) -> int:
+    """Cut torn last lines off their files; answers the bytes cut. Nothing was ever settled from them."""
+    cut = 0
+    for fault in faults:
+        # A file that has grown since it was read has a writer that the ledger, just emptied, does not know.
+        if fault.torn and fault.path.stat().st_size == fault.end:
+            with fault.path.open("r+b") as file:
+                file.truncate(fault.offset)
+                os.fsync(file.fileno())
+            cut += fault.end - fault.offset
+    return cut
+
+
+def _rebuild(name: str, counted: Counted, rejects: Rejects, ledger: Ledger) -> None:
+    settled = map(_settled, counted.entries.values())
+    while batch := list(itertools.islice(settled, _BATCH)):
+        ledger.settle(name, batch, rebuild=True)
+    # After the records, so that a record wins: the ledger ends a sample once.
+    rejected = ((row.index, 0, row.reason) for row in rejects.rows.values())
+    while rows := list(itertools.islice(rejected, _BATCH)):
+        ledger.reject(name, rows, rebuild=True)
+    for path, end in counted.ends.items():
+        ledger.set_committed(f"{name}/{path.name}", end)
+
+
+def _settled(entry: Entry) -> Settled:
+    head = entry.what
+    assert isinstance(head, Head)
+    return Settled(
+        index=head.index,
+        attempt=head.attempt,
+        prompt_tokens=head.prompt_tokens,
+        completion_tokens=head.completion_tokens,
+        cached_tokens=head.cached_tokens,
+        flags=head.flags,
+    )

@@ -1,0 +1,182 @@
+"""The whole job on one machine: Redis if it is embedded, control, workers; until every dataset has ended."""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import redis
+from rich.console import Console
+from rich.live import Live
+
+from common.broker import make_celery
+from common.errors import UsageError
+from common.ledger import ENDED_STATES, Ledger
+from common.settings import DatasetSettings, Settings
+from producer import display
+from producer.children import Child, stop_all
+from producer.embedded import EmbeddedRedis, owned
+from producer.enqueue import ask_for_a_tick, register
+from producer.recover import Recovered, live_processes
+from producer.status import snapshot
+
+log = logging.getLogger(__name__)
+_TICK_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+# What a worker needs beyond its drain to abort, commit and close.
+_STOP_SECONDS = 20.0
+
+
+class Interrupted(Exception):
+    """The first Ctrl-C or TERM: drain. A second one leaves at once."""
+
+
+def run(
+    settings: Settings,
+    config: Path,
+    datasets: Sequence[DatasetSettings],
+    facts: Mapping[str, Any],
+    console: Console,
+) -> tuple[dict[str, Any], bool]:
+    """Run until all `datasets` have ended; answers the last snapshot, and whether it was interrupted.
+
+    Everything was checked before: nothing is written for a job that cannot run.
+    """
+    settings.output.mkdir(parents=True, exist_ok=True)
+    with _server(settings) as server, _signals():
+        ledger = Ledger.connect(settings.redis_url)
+        if server is None:
+            _refuse_a_second_run(ledger, settings)
+        states, recovered = register(settings, ledger, datasets, facts)
+        for name, state in states.items():
+            console.print(f"{name}: {_said(name, state, recovered)}", highlight=False)
+        ask_for_a_tick(make_celery("tokenmill", settings))
+        children = _children(settings, config)
+        interrupted = False
+        last: dict[str, Any] = {}
+        try:
+            for child in children:
+                child.start()
+            names = {dataset.name for dataset in datasets}
+            last = watch(ledger, names, lambda: _look_after(server, children), console)
+        except Interrupted:
+            interrupted = True
+            console.print(
+                f"stopping: waiting up to {settings.worker.drain_seconds:.0f} s for answers in flight "
+                "(Ctrl-C again leaves at once)"
+            )
+        try:
+            stop_all(children, settings.worker.drain_seconds + _STOP_SECONDS if interrupted else _STOP_SECONDS)
+        except Interrupted:
+            stop_all(children, 0)
+        try:
+            last = snapshot(ledger)
+        except redis.RedisError as error:
+            log.warning("Redis did not answer for the last figures: %s", error)
+        ledger.close()
+        return last, interrupted
+
+
+@contextmanager
+def _server(settings: Settings) -> Iterator[EmbeddedRedis | None]:
+    if settings.embedded:
+        with owned(settings) as server:
+            yield server
+    else:
+        yield None
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_a_second_run(ledger: Ledger, settings: Settings) -> None:
+    """On a shared Redis the keeper's heartbeat tells of another control process."""
+    if "keeper" in live_processes(ledger):
+        raise UsageError(
+            f"a control process is at work on {settings.redis.rpartition('@')[2]}; "
+            "use `tokenmill enqueue` to add datasets to it, or wait a minute if it was killed"
+        )
+
+
+def _children(settings: Settings, config: Path) -> list[Child]:
+    logs = settings.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    workers = [
+        Child(f"worker w{n}", ["worker", "--name", f"w{n}"], config, logs / f"w{n}.log")
+        for n in range(1, settings.run.workers + 1)
+    ]
+    # Workers first: they stop before control, whose keeper would send what they give back.
+    return [*workers, Child("control", ["control"], config, logs / "control.log")]
+
+
+def _look_after(server: EmbeddedRedis | None, children: Sequence[Child]) -> None:
+    if server is not None and server.restart_if_dead():
+        log.warning("the embedded Redis had ended and was started again with what its file holds")
+    for child in children:
+        child.look_after()
+
+
+def watch(ledger: Ledger, names: set[str], look_after: Callable[[], None], console: Console) -> dict[str, Any]:
+    """Show progress until the datasets of `names` have ended."""
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    said = time.monotonic()
+    if live:
+        live.start()
+    try:
+        while True:
+            look_after()
+            try:
+                seen = snapshot(ledger)
+            except redis.RedisError as error:
+                log.warning("Redis does not answer: %s", error)
+                time.sleep(_TICK_SECONDS)
+                continue
+            if live:
+                live.update(display.table(seen), refresh=True)
+            elif time.monotonic() - said >= _LINE_SECONDS:
+                said = time.monotonic()
+                console.print(display.line(seen), highlight=False, soft_wrap=True)
+            if all(d["state"] in ENDED_STATES for d in seen["datasets"] if d["name"] in names):
+                return seen
+            time.sleep(_TICK_SECONDS)
+    finally:
+        if live:
+            live.stop()
+
+
+def _said(name: str, state: str, recovered: Sequence[Recovered]) -> str:
+    for done in recovered:
+        if done.name == name:
+            return f"the ledger was built anew from {done.records:,} records on disk"
+    return {"new": "new", "known": "goes on", "reopened": "goes on, its cap was raised"}[state]
+
+
+def exit_code(last: Mapping[str, Any], interrupted: bool, allowed_failures: float) -> int:
+    """0, 3 (samples rejected beyond the allowed share, a dataset halted or failed), or 130 (interrupted, resumable)."""
+    if interrupted:
+        return 130
+    for dataset in last["datasets"]:
+        ended = dataset["done"] + dataset["rejected"]
+        if dataset["state"] in {"halted", "failed"} or dataset["rejected"] > allowed_failures * ended:
+            return 3
+    return 0
+
+
+def stderr_console() -> Console:
+    """Progress and messages; data alone goes to standard output."""
+    return Console(file=sys.stderr)

@@ -1,0 +1,95 @@
+"""What a run is doing: one read model for `status`, `run` and `demo`."""
+
+from typing import Any
+
+from common.ledger import OPEN_STATES, DatasetState, Ledger
+from producer.datasets.rows import REASONS
+
+# A process that was not heard of for this long is shown as silent.
+SILENT_SECONDS = 10.0
+
+
+def snapshot(ledger: Ledger) -> dict[str, Any]:
+    """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9)."""
+    states = [ledger.snapshot(name) for name in ledger.datasets()]
+    now_ms = states[0].now_ms if states else 0
+    workers, servers, troubles = _processes(ledger, now_ms)
+    datasets = [_dataset(state) for state in states]
+    return {
+        "datasets": datasets,
+        "workers": workers,
+        "servers": servers,
+        "totals": _totals(datasets, workers),
+        "troubles": troubles,
+    }
+
+
+def _dataset(state: DatasetState) -> dict[str, Any]:
+    left = max(0, state.cap_tokens - state.spent_tokens) if state.cap_tokens else None
+    running = state.state in OPEN_STATES and state.tokens_per_second > 0
+    return {
+        "name": state.name,
+        "state": state.state,
+        "reason": state.reason,
+        "cap_tokens": state.cap_tokens,
+        "count": state.count,
+        "spent_tokens": state.spent_tokens,
+        "prompt_tokens": state.prompt_tokens,
+        "completion_tokens": state.completion_tokens,
+        "done": state.done,
+        "failed": sum(n for reason, n in state.rejects.items() if reason not in REASONS),
+        "rejected": state.rejected,
+        "rejects": dict(state.rejects),
+        "queued": state.queued,
+        "in_flight": state.in_flight,
+        "mean_tokens": round(state.completion_tokens / state.done, 1) if state.done else 0,
+        "p50_tokens": state.percentile(0.5),
+        "p95_tokens": state.percentile(0.95),
+        "max_tokens": state.max_tokens,
+        "truncated": state.flags.get("truncated", 0),
+        "flags": dict(state.flags),
+        "expired_leases": state.expired,
+        "tokens_per_second": state.tokens_per_second,
+        "eta_seconds": round(left / state.tokens_per_second) if left is not None and running else None,
+    }
+
+
+def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """The workers, the servers as the workers see them, and what any process says is wrong."""
+    workers: list[dict[str, Any]] = []
+    servers: dict[str, dict[str, Any]] = {}
+    troubles: list[str] = []
+    for name, (seen_ms, facts) in sorted(ledger.processes().items()):
+        if facts.get("kind") != "worker":
+            continue
+        silent = max(0.0, (now_ms - seen_ms) / 1000)
+        own = {key: value for key, value in facts.items() if key not in {"kind", "servers"}}
+        workers.append({"name": name, **own, "seen_seconds_ago": round(silent, 1)})
+        if silent > SILENT_SECONDS:
+            troubles.append(f"{name} was last heard of {silent:.0f} s ago")
+            continue
+        if facts.get("trouble"):
+            troubles.append(f"{name}: {facts['trouble']}")
+        for server in facts.get("servers", []):
+            _merge(servers, server)
+    troubles += [f"{s['url']} is down: {s['reason']}" for s in servers.values() if s["state"] == "down"]
+    return workers, list(servers.values()), troubles
+
+
+def _merge(servers: dict[str, dict[str, Any]], seen: dict[str, Any]) -> None:
+    """A server is down only if all workers find it down. `running`, `waiting`, `kv_usage`: not read yet, null."""
+    known = servers.setdefault(
+        seen["url"], {**seen, "in_flight": 0, "running": None, "waiting": None, "kv_usage": None}
+    )
+    known["in_flight"] += seen["in_flight"]
+    if seen["state"] == "up":
+        known["state"], known["since"], known["reason"] = "up", seen["since"], seen["reason"]
+
+
+def _totals(datasets: list[dict[str, Any]], workers: list[dict[str, Any]]) -> dict[str, Any]:
+    summed = ("spent_tokens", "done", "failed", "rejected", "queued", "in_flight", "truncated", "tokens_per_second")
+    totals: dict[str, Any] = {key: sum(dataset[key] for dataset in datasets) for key in summed}
+    totals["limit"] = sum(worker.get("limit", 0) for worker in workers)
+    etas = [dataset["eta_seconds"] for dataset in datasets if dataset["eta_seconds"] is not None]
+    totals["eta_seconds"] = max(etas) if etas else None
+    return totals

@@ -1,0 +1,357 @@
+"""Any interleaving of feeds, workers and keepers leaves the ledger as a plain model says: nothing lost or twice."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from common.ledger import Lapsed, Ledger, Settled
+from common.ledger._lengths import bucket_of
+from tests.integration.ledger_steps import HOUR, KEYS
+from tests.integration.ledger_steps import settings as dataset
+
+OWNERS = st.sampled_from(["w1", "w2", "w3"])
+TOKENS = st.integers(0, 400)
+REASONS = st.sampled_from(["empty", "too_long"])
+FLAGS = st.sampled_from([(), ("loop",), ("loop", "truncated")])
+
+
+@dataclass
+class Sample:
+    """One fed row as the model knows it."""
+
+    at: str = "queued"  # queued, leased, done, rejected
+    attempt: int = 0  # the highest one handed out
+    used_up: bool = False  # its attempt ended in a reject
+    owner: str = ""
+    lapsed: bool = False
+    send_now: bool = False
+    tries: int = 0
+
+
+@dataclass
+class Model:
+    """b1 as a dictionary and some sums."""
+
+    samples: dict[int, Sample] = field(default_factory=dict)
+    cursor: int = 0
+    ended: bool = False
+    state: str = "open"
+    room: int = 0
+    cap: int = 1000
+    sums: Counter[str] = field(default_factory=Counter)
+    rejects: Counter[str] = field(default_factory=Counter)
+    flags: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    longest: int = 0
+
+    def at(self, *places: str) -> set[int]:
+        return {index for index, sample in self.samples.items() if sample.at in places}
+
+    def current(self, index: int, attempt: int) -> bool:
+        """Whether `attempt` is the last one of its sample, and was not rejected."""
+        sample = self.samples[index]
+        return sample.attempt == attempt and not sample.used_up
+
+    def reject(self, index: int, reason: str) -> None:
+        self.samples[index].at = "rejected"
+        self.samples[index].used_up = True
+        self.sums["rejected"] += 1
+        self.rejects[reason] += 1
+
+    def settle(self, index: int, tokens: int, flags: tuple[str, ...]) -> None:
+        self.samples[index].at = "done"
+        self.sums.update(done=1, prompt_tokens=100, completion_tokens=tokens, squared_tokens=tokens**2)
+        self.flags.update(flags)
+        self.lengths[bucket_of(tokens)] += 1
+        self.longest = max(self.longest, tokens)
+
+    def queue(self, index: int) -> None:
+        sample = self.samples[index]
+        sample.at, sample.owner, sample.lapsed, sample.send_now = "queued", "", False, True
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """The ledger beside its model. Time is turned by hand: a lease runs out when `lapse` says so."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.model = Model()
+        self.handed: list[tuple[int, int]] = []  # every (index, attempt) there ever was: a worker may come back late
+
+    @initialize()
+    def register(self) -> None:
+        """Start where work can be done: an open dataset with samples and room."""
+        self.ledger.redis.flushdb()
+        assert self.ledger.register(dataset(cap_tokens=self.model.cap)) == "new"
+        samples = [(index, b"%d" % index) for index in range(4)]
+        self.ledger.feed("b1", before="", after="4", ended=False, rejected=[], samples=samples)
+        self.model.cursor, self.model.samples = 4, {index: Sample() for index, _ in samples}
+        self.model.room = 50
+        assert self.ledger.admit("b1", room=50, window=9, per_message=1, tokens_per_second=0.5) == "open"
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """One act of a feed, a worker, the keeper or an operator.
+
+        One rule for all: of several rules Hypothesis leaves some out of each run, and then hardly a sample gets far.
+        """
+        acts = ["feed", "admit", "resume", "stop", "change_the_cap"]
+        acts += ["claim", "claim", "claim", "resend", "expire", "expire"]
+        if self.handed:
+            acts += ["settle", "settle", "release", "release", "reject", "renew", "renew"]
+        if self.model.at("leased"):
+            acts += ["lapse", "lapse"]
+        getattr(self, data.draw(st.sampled_from(acts), label="act"))(data)
+
+    # Draws
+
+    def some_indices(self, data: st.DataObject) -> list[int]:
+        """Any index, two that were not fed yet among them; half of them wait in the queue, where some do."""
+        known = list(range(self.model.cursor + 2))
+        one = st.sampled_from(sorted(self.model.at("queued")) or known) | st.sampled_from(known)
+        return data.draw(st.lists(one, min_size=1, max_size=6), label="indices")
+
+    def some_handed(self, data: st.DataObject) -> list[tuple[int, int]]:
+        """Any attempt there ever was; half of them are still the last of their sample."""
+        last = [pair for pair in self.handed if self.model.current(*pair)]
+        one = st.sampled_from(last or self.handed) | st.sampled_from(self.handed)
+        return data.draw(st.lists(one, min_size=1, max_size=4), label="samples")
+
+    # The way in
+
+    def feed(self, data: st.DataObject) -> None:
+        """A row is a sample, or a reject where it holds a reason. A feed from a cursor that moved changes nothing."""
+        rows = data.draw(st.lists(st.none() | st.none() | REASONS, max_size=2), label="rows")
+        ended = data.draw(st.sampled_from([False, False, True]), label="ended")
+        by_index = dict(enumerate(rows, self.model.cursor))
+        rejected = [(index, reason) for index, reason in by_index.items() if reason]
+        samples = [(index, b"%d" % index) for index, reason in by_index.items() if not reason]
+        after = self.model.cursor + len(rows)
+
+        rest: dict[str, Any] = {"after": str(after), "ended": ended, "rejected": rejected, "samples": samples}
+
+        assert self.ledger.feed("b1", before="moved", **rest) is None
+        assert self.ledger.feed("b1", before=str(self.model.cursor), **rest) == len(samples)
+        self.model.cursor, self.model.ended = after, ended
+        self.model.samples.update({index: Sample() for index in by_index})
+        for index, reason in rejected:
+            self.model.reject(index, reason)
+
+    # Workers
+
+    def claim(self, data: st.DataObject) -> None:
+        indices, owner = self.some_indices(data), data.draw(OWNERS, label="owner")
+        claimed, refused = self.ledger.claim("b1", owner, HOUR, indices)
+
+        expected: list[int] = []
+        for index in indices:
+            sample = self.model.samples.get(index)
+            word = self.word(sample)
+            if sample is None or word:
+                assert refused[index] == word
+                continue
+            expected.append(index)
+            self.model.room -= 1
+            attempt = next(one.attempt for one in claimed if one.index == index)
+            assert attempt > sample.attempt
+            self.model.samples[index] = Sample("leased", attempt, owner=owner, tries=sample.tries)
+            self.handed.append((index, attempt))
+        assert [one.index for one in claimed] == expected
+        assert [one.payload for one in claimed] == [b"%d" % index for index in expected]
+
+    def word(self, sample: Sample | None) -> str:
+        """Why `sample` cannot be claimed now."""
+        if sample is None:
+            return "unknown"
+        if sample.at != "queued":
+            return "leased" if sample.at == "leased" else "done"
+        if self.model.state != "open":
+            return "paused" if self.model.state == "paused" else "capped"
+        return "" if self.model.room > 0 else "capped"
+
+    def renew(self, data: st.DataObject) -> None:
+        samples, owner = self.some_handed(data), data.draw(OWNERS, label="owner")
+        lost = self.ledger.renew("b1", owner, HOUR, samples)
+
+        assert lost == [index for index, attempt in samples if not self.model.current(index, attempt)]
+        for index, attempt in samples:
+            sample = self.model.samples[index]
+            if self.model.current(index, attempt) and sample.at in {"queued", "leased"}:
+                self.model.samples[index] = Sample("leased", attempt, owner=owner, tries=sample.tries)
+
+    def settle(self, data: st.DataObject) -> None:
+        """Early, late, or twice."""
+        samples, tokens, flags = self.some_handed(data), data.draw(TOKENS, label="tokens"), data.draw(FLAGS)
+        records = [Settled(index, attempt, 100, tokens, 0, flags) for index, attempt in samples]
+        counted = self.ledger.settle("b1", records)
+
+        assert counted == [self.model.current(index, attempt) for index, attempt in samples]
+        for index, attempt in samples:
+            if self.model.current(index, attempt) and self.model.samples[index].at != "done":
+                self.model.settle(index, tokens, flags)
+
+    def release(self, data: st.DataObject) -> None:
+        samples, failed = self.some_handed(data), data.draw(st.booleans(), label="failed")
+        released = self.ledger.release("b1", samples, failed=failed)
+
+        expected = {
+            pair for pair in samples if self.model.current(*pair) and self.model.samples[pair[0]].at == "leased"
+        }
+        assert released == len(expected)
+        for index, _ in expected:
+            self.model.queue(index)
+            self.model.samples[index].tries += failed
+
+    def reject(self, data: st.DataObject) -> None:
+        samples, reason = self.some_handed(data), data.draw(REASONS, label="reason")
+        ended = self.ledger.reject("b1", [(index, attempt, reason) for index, attempt in samples])
+
+        for (index, attempt), answer in zip(samples, ended, strict=True):
+            open_ = self.model.samples[index].at in {"queued", "leased"}
+            assert answer == (open_ and self.model.current(index, attempt))
+            if answer:
+                self.model.reject(index, reason)
+
+    # Time and the keeper
+
+    def lapse(self, data: st.DataObject) -> None:
+        """The clock, for some leases: they have run out."""
+        indices = data.draw(st.sets(st.sampled_from(sorted(self.model.at("leased"))), min_size=1), label="leases")
+        self.ledger.redis.zadd(KEYS.leases, dict.fromkeys(map(str, indices), 1), xx=True)
+        for index in indices:
+            self.model.samples[index].lapsed = True
+
+    def expire(self, data: st.DataObject) -> None:
+        max_tries = data.draw(st.integers(1, 4), label="max_tries")
+        lapsed = {
+            index: sample for index, sample in self.model.samples.items() if sample.at == "leased" and sample.lapsed
+        }
+        back, ended = self.ledger.expire("b1", max_tries=max_tries, hold_seconds=HOUR)
+
+        held = {index for index, sample in lapsed.items() if sample.tries + 1 >= max_tries}
+        by_index = attrgetter("index")
+        assert sorted(ended, key=by_index) == [Lapsed(i, lapsed[i].attempt, lapsed[i].owner) for i in sorted(held)]
+        assert sorted(back, key=by_index) == [Lapsed(i, 0, lapsed[i].owner) for i in sorted(lapsed.keys() - held)]
+        self.model.sums["expired"] += len(lapsed)
+        for index, sample in lapsed.items():
+            sample.tries += 1
+            sample.lapsed = False
+            if index not in held:
+                self.model.queue(index)
+
+    def resend(self, data: st.DataObject) -> None:
+        """Two callers ask for the same samples."""
+        due = {index for index, sample in self.model.samples.items() if sample.at == "queued" and sample.send_now}
+        indices = list(dict.fromkeys([*self.some_indices(data), *sorted(due)[:1]]))
+        assert set(self.ledger.due("b1", 0)) == due
+
+        first, second = (self.ledger.resend("b1", 1, indices) for _ in range(2))
+
+        assert first == [index for index in indices if index in due]
+        assert second == []
+        for index in first:
+            self.model.samples[index].send_now = False
+
+    # The operator and the budget
+
+    def stop(self, data: st.DataObject) -> None:
+        state = data.draw(st.sampled_from(["paused", "halted"]), label="state")
+        assert self.ledger.transition("b1", state, ["open", "closing"]) == self.model.state
+        if self.model.state in {"open", "closing"}:
+            self.model.state = state
+
+    def resume(self, _: st.DataObject) -> None:
+        assert self.ledger.transition("b1", "open", ["paused", "halted", "exhausted", "capped"]) == self.model.state
+        if self.model.state != "closing":
+            self.model.state = "open"
+
+    def admit(self, data: st.DataObject) -> None:
+        room = data.draw(st.sampled_from([50, 50, 50, 3, 1, 0, -1]), label="room")
+        state = self.ledger.admit("b1", room=room, window=9, per_message=1, tokens_per_second=0.5)
+
+        self.model.room = room
+        if self.model.state in {"open", "closing"}:
+            if self.model.ended and not self.model.at("queued", "leased"):
+                self.model.state = "exhausted"
+            elif room <= 0:
+                self.model.state = "closing" if self.model.at("leased") else "capped"
+            else:
+                self.model.state = "open"
+        assert state == self.model.state
+
+    def change_the_cap(self, data: st.DataObject) -> None:
+        cap = max(1, self.model.cap + data.draw(st.sampled_from([1000, 1, 0, -1]), label="change"))
+        raised = cap > self.model.cap and cap > self.model.sums["completion_tokens"]
+        reopened = self.model.state == "capped" and raised
+
+        assert self.ledger.register(dataset(cap_tokens=cap)) == ("reopened" if reopened else "known")
+        self.model.cap = cap
+        if reopened:
+            self.model.state = "open"
+
+    # What must hold after every step
+
+    @invariant()
+    def every_row_is_in_one_place(self) -> None:
+        pipe = self.ledger.redis.pipeline()
+        pipe.zrange(KEYS.queued, 0, -1)
+        pipe.zrange(KEYS.leases, 0, -1)
+        pipe.hgetall(KEYS.owners)
+        pipe.hgetall(KEYS.payloads)
+        pipe.hgetall(KEYS.tries)
+        queued, leased, owners, payloads, tries = pipe.execute()
+        done = self.ledger.done_among("b1", 0, self.model.cursor + 9)
+
+        assert sorted(map(int, queued)) == sorted(self.model.at("queued"))
+        assert sorted(map(int, leased)) == sorted(self.model.at("leased"))
+        assert done == self.model.at("done", "rejected")
+        assert len(queued) + len(leased) + len(done) == self.model.cursor
+        waiting = {index: sample for index, sample in self.model.samples.items() if sample.at in {"queued", "leased"}}
+        assert {int(index): payload for index, payload in payloads.items()} == {i: b"%d" % i for i in waiting}
+        assert {int(index): owner.decode() for index, owner in owners.items()} == {
+            index: sample.owner for index, sample in waiting.items() if sample.at == "leased"
+        }
+        assert {int(i): int(n) for i, n in tries.items()} == {i: s.tries for i, s in waiting.items() if s.tries}
+
+    @invariant()
+    def every_sum_is_that_of_the_model(self) -> None:
+        now = self.ledger.snapshot("b1")
+
+        assert (now.state, now.room, now.cap_tokens) == (self.model.state, self.model.room, self.model.cap)
+        assert (now.queued, now.in_flight) == (len(self.model.at("queued")), len(self.model.at("leased")))
+        assert (now.done, now.rejected) == (len(self.model.at("done")), len(self.model.at("rejected")))
+        for name in ("done", "rejected", "prompt_tokens", "completion_tokens", "squared_tokens", "expired"):
+            assert getattr(now, name) == self.model.sums[name], name
+        assert now.max_tokens == self.model.longest
+        assert (now.lengths, now.rejects, now.flags) == (self.model.lengths, self.model.rejects, self.model.flags)
+
+    @invariant()
+    def every_attempt_is_the_last_one_handed_out(self) -> None:
+        raw = cast("bytes", self.ledger.redis.get(KEYS.attempts) or b"")
+        for index, sample in self.model.samples.items():
+            last = int.from_bytes(raw[index * 6 : index * 6 + 6], "big")
+            assert last > sample.attempt if sample.used_up and sample.attempt else last == sample.attempt
+
+
+@pytest.mark.timeout(400)  # it takes 6 s, but a failure is made small for up to 5 minutes
+def test_the_ledger_is_as_its_model_says(ledger: Ledger) -> None:
+    class Machine(LedgerMachine):
+        def __init__(self) -> None:
+            super().__init__(ledger)
+
+    run_state_machine_as_test(
+        Machine, settings=settings(deadline=None, print_blob=True, max_examples=150, stateful_step_count=40)
+    )

@@ -1,0 +1,72 @@
+"""Counts records that a worker made durable but did not live to settle.
+
+The ledger knows of each segment up to which byte it is settled. What lies beyond was written by a worker that died
+between its fsync and its settle call, or is alive and about to settle; a settle is idempotent, so both are safe to do.
+"""
+
+import os
+from pathlib import Path
+
+from common.ledger import Ledger, Settled
+from common.records import Head, Void, Voided, encode_line
+from common.segments import Entry, Fault, scan, segment_paths
+from workers.segment_writer import SegmentWriter
+
+
+def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> int:
+    """Settle what lies beyond the settled bytes of the dataset's segments; answers how many records were found.
+
+    A record whose sample another attempt has by now is voided, in a segment of the keeper's own.
+    """
+    committed = ledger.committed()
+    found = 0
+    for path in segment_paths(output, dataset):
+        name = f"{dataset}/{path.name}"
+        start = committed.get(name, 0)
+        if path.stat().st_size > start:
+            found += _adopt_tail(ledger, writer, path, dataset, name, start)
+    return found
+
+
+def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str, name: str, start: int) -> int:
+    heads: dict[tuple[int, int], Head] = {}
+    end = start
+    for item in scan(path, dataset, start):
+        if isinstance(item, Fault):
+            continue
+        end = item.end
+        _note(item, heads)
+    if end == start:
+        return 0
+    _sync(path)
+    records = [
+        Settled(h.index, h.attempt, h.prompt_tokens, h.completion_tokens, h.cached_tokens, h.flags)
+        for h in heads.values()
+    ]
+    counted = ledger.settle(dataset, records, segment=name, committed_bytes=end)
+    voids = [
+        encode_line(Void(Voided(record.index, record.attempt)))
+        for record, counts in zip(records, counted, strict=True)
+        if not counts
+    ]
+    if voids:
+        segment, size = writer.append(dataset, voids)
+        ledger.set_committed(segment, size)
+    return len(records)
+
+
+def _note(item: Entry, heads: dict[tuple[int, int], Head]) -> None:
+    what = item.what
+    if isinstance(what, Voided):
+        heads.pop((what.index, what.attempt), None)
+    else:
+        heads[what.index, what.attempt] = what
+
+
+def _sync(path: Path) -> None:
+    """Durable before counted, whoever counts."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

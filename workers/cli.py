@@ -1,0 +1,71 @@
+"""The workers' commands: `worker`, and the keeper that `control` starts."""
+
+import os
+import re
+from pathlib import Path
+
+import click
+
+from common.options import config_option
+from common.settings import config_path
+
+
+@click.command()
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Answers in flight at most; by default [worker] concurrency."
+)
+@click.option("--name", help="The worker's name in status, Flower and its segments; by default made of its process id.")
+@config_option
+def worker(concurrency: int | None, name: str | None, config: Path | None) -> None:
+    """One generate worker: claims samples, calls the servers, writes segments.
+
+    Start as many as you like, whenever you like. TERM or Ctrl-C drains for [worker] drain_seconds, then gives back
+    what is not answered; another worker has it within a second.
+    """
+    from common.broker import GENERATE_QUEUE
+    from common.errors import UsageError
+    from common.ledger import Ledger
+
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise UsageError(f"{name!r} cannot be a worker's name; use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+    os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
+    os.environ["CELERY_CUSTOM_WORKER_POOL"] = "workers.pool:AsyncioPool"
+    from workers.app import app, settings
+
+    Ledger.connect(settings.redis_url).close()
+    app.start(
+        [
+            "--quiet",
+            "worker",
+            "--pool=custom",
+            f"--queues={GENERATE_QUEUE}",
+            f"--concurrency={concurrency or settings.worker.concurrency}",
+            f"--hostname={name or f'w{os.getpid()}'}@%h",
+            "--task-events",
+            "--without-gossip",
+            "--without-mingle",
+        ]
+    )
+
+
+@click.command(hidden=True)
+@config_option
+def keeper(config: Path | None) -> None:
+    """The keeper and its clock: a Celery worker on the queue `control`, with beat."""
+    from common.broker import CONTROL_QUEUE
+
+    os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
+    from workers.app import app
+
+    app.start(
+        [
+            "--quiet",
+            "worker",
+            "--beat",
+            "--pool=solo",
+            f"--queues={CONTROL_QUEUE}",
+            f"--hostname=keeper-{os.getpid()}@%h",
+            "--without-gossip",
+            "--without-mingle",
+        ]
+    )

@@ -1,0 +1,318 @@
+"""The worker's heart: doorbells in, claimed samples, one call a slot, committed outcomes out. Knows no Celery.
+
+Slots limit the calls, not messages. A message's samples are claimed when slots are free (or will be within 20 ms), so
+that no worker sits on work that another could start. The message is acked at the claim; from there the lease guards.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import redis
+
+from common.ledger import OPEN_STATES, Ledger, Settled
+from common.payload import Packer
+from common.records import Written, encode_line, sample_id, timestamp
+from common.rejects import Reject
+from workers.commits import Commits
+from workers.leases import Leases
+from workers.samples import Doorbell, Outcome, Sample
+from workers.sglang.answer import Answer, BadAnswer
+from workers.sglang.answer import Outcome as Verdict
+from workers.sglang.client import SGLangClient
+
+log = logging.getLogger(__name__)
+# Samples are claimed ahead of a free slot by what the worker starts within this time: a claim takes milliseconds.
+_AHEAD_SECONDS = 0.02
+_MAX_AHEAD = 64
+_RATE_SECONDS = 2.0
+_REDIS_RETRY_SECONDS = 1.0
+# How long the servers have to answer an abort before the calls are given up.
+_ABORT_SECONDS = 5.0
+# How long a stopping worker tries to write and count its last answers on a full disk or without Redis.
+_COMMIT_SECONDS = 10.0
+
+
+class Generation:
+    """Holds at most `limit` calls in flight; lives in one event loop."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        limit: int,
+        lease_seconds: float,
+        vocab_size: int,
+        client: SGLangClient,
+        ledger: Ledger,
+        commits: Commits,
+        leases: Leases,
+    ) -> None:
+        """`ledger` is used by the claiming thread alone."""
+        self.limit = limit
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._vocab_size = vocab_size
+        self._client = client
+        self._ledger = ledger
+        self._commits = commits
+        self._leases = leases
+        self._bells: deque[Doorbell] = deque()
+        self._backlog: deque[Sample] = deque()
+        self._running: dict[asyncio.Task[None], Sample] = {}
+        self._claiming: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="claim")
+        self._packer = Packer()
+        self._closing = False
+        self._ended = 0
+        self._rate = 0.0  # samples ended a second
+        self._rate_since = (time.monotonic(), 0)
+
+    def facts(self) -> dict[str, Any]:
+        """What status shows of this worker."""
+        return {
+            "kind": "worker",
+            "concurrency": self.limit,
+            "limit": self.limit,
+            "in_flight": len(self._running),
+            "ended": self._ended,
+            "superseded": self._commits.superseded,
+            "trouble": self._commits.trouble,
+            "retried": dict(self._client.retried),
+            "servers": [msgspec.to_builtins(server) for server in self._client.servers()],
+        }
+
+    # The way of a sample
+
+    def ring(self, bell: Doorbell) -> None:
+        """Take a message in."""
+        self._bells.append(bell)
+        self.fill()
+
+    def set_limit(self, limit: int) -> None:
+        """Change how many calls may be in flight; what is above a lowered limit ends by itself."""
+        self.limit = max(1, limit)
+        self.fill()
+
+    def fill(self) -> None:
+        """Start what may start, claim what will be needed."""
+        if self._closing or self._commits.trouble:
+            return
+        while self._backlog and len(self._running) < self.limit:
+            sample = self._backlog.popleft()
+            task = asyncio.get_running_loop().create_task(self._one(sample))
+            self._running[task] = sample
+        if self._bells and self._claiming is None and self._wanted() > 0:
+            self._claiming = asyncio.get_running_loop().create_task(self._claim())
+
+    def _wanted(self) -> int:
+        """How many samples more keep the slots full until the next claim has answered."""
+        ahead = min(_MAX_AHEAD, int(self._rate * _AHEAD_SECONDS))
+        return self.limit - len(self._running) - len(self._backlog) + ahead
+
+    async def _claim(self) -> None:
+        """Claim whole messages until enough samples are at hand."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._bells and not self._closing and (wanted := self._wanted()) > 0:
+                bells: list[Doorbell] = []
+                while self._bells and wanted > 0:
+                    bells.append(self._bells.popleft())
+                    wanted -= len(bells[-1].indices)
+                try:
+                    claimed = await loop.run_in_executor(self._thread, self._claim_bells, bells)
+                except redis.RedisError as error:
+                    log.warning("claims wait, Redis does not answer: %s", error)
+                    self._bells.extendleft(reversed(bells))
+                    await asyncio.sleep(_REDIS_RETRY_SECONDS)
+                else:
+                    self._take(bells, claimed)
+        finally:
+            self._claiming = None
+        self.fill()
+
+    def _claim_bells(self, bells: Sequence[Doorbell]) -> list[Sample]:
+        """In the claiming thread: claim the samples of `bells` and unpack their prompts."""
+        samples: list[Sample] = []
+        for bell in bells:
+            claimed, refused = self._ledger.claim(bell.dataset, self._owner, self._lease_seconds, bell.indices)
+            self._leases.hold(claimed)
+            if refused:
+                log.debug("%s: not claimed: %s", bell.dataset, refused)
+            samples += [Sample(one, self._packer.unpack(one.payload), bell) for one in claimed]
+        return samples
+
+    def _take(self, bells: Sequence[Doorbell], samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            sample.bell.left += 1
+        self._backlog.extend(samples)
+        for bell in bells:
+            bell.on_claimed()
+            if bell.left == 0:
+                bell.on_ended(bell.summary())
+        self.fill()
+
+    async def _one(self, sample: Sample) -> None:
+        """One sample, from its call to its outcome; never waits for disk or Redis."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            outcome = await self._outcome(sample)
+        finally:
+            del self._running[task]
+            self.fill()
+        if outcome is not None:
+            self._commits.add(outcome)
+
+    async def _outcome(self, sample: Sample) -> Outcome | None:
+        """A record or a reject; None where the sample was given back instead."""
+        payload = sample.payload
+        if payload.largest_id >= self._vocab_size:
+            # An id outside the vocabulary kills a real server. The feed refuses such rows; this is the last door.
+            detail = f"id {payload.largest_id} is outside the model's vocabulary of {self._vocab_size} ids"
+            return _rejected(sample, "id_out_of_range", detail)
+        try:
+            answer, server, seconds = await self._client.generate(
+                payload.input_ids, prompt_tokens=payload.prompt_tokens
+            )
+        except BadAnswer as bad:
+            if bad.reason == "draining":
+                return None  # drain() gives it back
+            if bad.outcome is Verdict.HALT:
+                await self._halt(sample, bad)
+                return None
+            return _rejected(sample, bad.reason, bad.detail)
+        return _recorded(sample, answer, server, seconds)
+
+    def committed(self, outcomes: Sequence[Outcome]) -> None:
+        """Called with outcomes that are durable and counted: ends their leases and messages."""
+        for outcome in outcomes:
+            bell = outcome.sample.bell
+            bell.tokens += outcome.settled.completion_tokens if outcome.settled else 0
+            self._finish(outcome.sample, outcome.end)
+        self._leases.drop([outcome.sample.claimed for outcome in outcomes])
+        self._ended += len(outcomes)
+        now = time.monotonic()
+        since, ended = self._rate_since
+        if now - since >= _RATE_SECONDS:
+            self._rate = (self._ended - ended) / (now - since)
+            self._rate_since = (now, self._ended)
+        self.fill()
+
+    @staticmethod
+    def _finish(sample: Sample, end: str) -> None:
+        bell = sample.bell
+        bell.ends[end] += 1
+        bell.left -= 1
+        if bell.left == 0:
+            bell.on_ended(bell.summary())
+
+    # What goes back
+
+    async def _halt(self, sample: Sample, bad: BadAnswer) -> None:
+        """Stop all datasets: what this answer says is true of every sample."""
+        log.error("the run is halted: %s", bad)
+
+        def halt() -> None:
+            for dataset in self._ledger.datasets():
+                self._ledger.transition(dataset, "halted", OPEN_STATES, str(bad))
+
+        await self._with_ledger(halt)
+        await self._give_back([sample])
+
+    async def _give_back(self, samples: Sequence[Sample]) -> None:
+        """Release leases; the keeper sends the samples to another worker within its next tick."""
+        by_dataset: dict[str, list[tuple[int, int]]] = {}
+        for sample in samples:
+            claimed = sample.claimed
+            by_dataset.setdefault(claimed.dataset, []).append((claimed.index, claimed.attempt))
+
+        def release() -> None:
+            for dataset, pairs in by_dataset.items():
+                self._ledger.release(dataset, pairs, failed=False)
+
+        self._leases.drop([sample.claimed for sample in samples])
+        await self._with_ledger(release)
+        for sample in samples:
+            self._finish(sample, "released")
+
+    async def _with_ledger(self, step: Callable[[], None]) -> None:
+        """Run a step in the claiming thread. Where Redis is away, the leases run out by themselves."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, step)
+        except redis.RedisError as error:
+            log.warning(
+                "Redis does not answer (%s); what this worker held is free again when its leases run out", error
+            )
+
+    async def drain(self, seconds: float) -> None:
+        """Start nothing more, wait up to `seconds` for what is in flight, abort and give back the rest, commit all."""
+        self._closing = True
+        if self._claiming is not None:
+            await asyncio.wait([self._claiming])
+        unstarted = list(self._backlog)
+        self._backlog.clear()
+        await self._give_back(unstarted)
+        if self._running and seconds > 0:
+            log.warning("waiting up to %.0f s for %d answers in flight", seconds, len(self._running))
+            await asyncio.wait(list(self._running), timeout=seconds)
+        if self._running:
+            await self._abort()
+        await self._commits.flush(_COMMIT_SECONDS)
+        self._thread.shutdown()
+        self._ledger.close()
+
+    async def _abort(self) -> None:
+        running = dict(self._running)
+        log.warning("aborting %d answers; another worker makes them anew", len(running))
+        await self._client.abort_all()
+        _, still = await asyncio.wait(list(running), timeout=_ABORT_SECONDS)
+        for task in still:
+            task.cancel()
+        if still:
+            await asyncio.wait(still)
+        await self._commits.flush(_COMMIT_SECONDS)
+        # Some were answered in the meantime; what still has a lease was not.
+        await self._give_back([sample for sample in running.values() if self._leases.holds(sample.claimed)])
+
+
+def _recorded(sample: Sample, answer: Answer, server: str, seconds: float) -> Outcome:
+    claimed, payload = sample.claimed, sample.payload
+    line = encode_line(
+        Written(
+            dataset=claimed.dataset,
+            index=claimed.index,
+            sample_id=sample_id(claimed.dataset, claimed.index),
+            attempt=claimed.attempt,
+            input_ids=msgspec.Raw(payload.input_ids),
+            output_ids=answer.output_ids,
+            finish_reason=answer.finish_reason,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            cached_tokens=answer.cached_tokens,
+            latency_seconds=round(seconds, 3),
+            server=server,
+            created_at=timestamp(time.time()),
+            flags=answer.flags,
+            meta=payload.meta,
+        )
+    )
+    settled = Settled(
+        claimed.index,
+        claimed.attempt,
+        answer.prompt_tokens,
+        answer.completion_tokens,
+        answer.cached_tokens,
+        answer.flags,
+    )
+    return Outcome(sample, line=line, settled=settled, end=answer.finish_reason)
+
+
+def _rejected(sample: Sample, reason: str, detail: str) -> Outcome:
+    reject = Reject(index=sample.claimed.index, reason=reason, detail=detail, id=sample.payload.meta.get("id"))
+    return Outcome(sample, reject=reject, end=reason)

@@ -1,0 +1,179 @@
+"""The budget keeper: once a second, for each dataset, what must happen next.
+
+It takes lapsed leases back, counts what dead workers left written, sets the room under each cap, sends lost messages
+again, and asks for feeds. It keeps nothing that it could not lose: every tick starts from the ledger.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from celery import Celery
+from redis.exceptions import LockError
+
+from common.broker import Sender, pending_samples
+from common.ledger import ENDED_STATES, OPEN_STATES, DatasetState, Lapsed, Ledger
+from common.rejects import Reject, append_rejects
+from common.settings import Settings
+from workers import budget
+from workers.adoption import adopt
+from workers.segment_writer import SegmentWriter
+
+log = logging.getLogger(__name__)
+# A process that was not heard of for this long is no longer shown, and its slots no longer planned with.
+_SILENT_MS = 10_000
+_LOCK_SECONDS = 30.0
+# A sample that lost this many workers is taken for the one that kills them.
+MAX_TRIES = 3
+# Queued samples are looked for in the messages when they were sent so long ago.
+_MESSAGE_MS = 2_000
+# What may wait in Redis: two rounds of the slots and some seconds of the measured rate, within these bounds.
+_MIN_WINDOW, _MAX_WINDOW = 64, 5_000
+_WINDOW_SECONDS = 4.0
+_RATE_WEIGHT = 0.3  # of the newest second, in the running rates
+# Answers a second and worker for each sample in a message: 1 where answers take long, 16 at 800 answers/s.
+_RATE_PER_SAMPLE = 50.0
+_MAX_PER_MESSAGE = 32
+
+
+@dataclass(slots=True)
+class _Rates:
+    """Running rates of a dataset, per second."""
+
+    at_ms: int
+    done: int
+    tokens: int
+    answers_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+class Keeper:
+    """One tick at a time, whoever calls it: a lock in the ledger sees to that."""
+
+    def __init__(self, settings: Settings, app: Celery, ledger: Ledger) -> None:
+        self._settings = settings
+        self._sender = Sender(app)
+        self._ledger = ledger
+        self._writer = SegmentWriter(settings.output, "keeper", settings.worker.segment_bytes)
+        self._rates: dict[str, _Rates] = {}
+        self._adopted: set[str] = set()
+
+    def tick(self) -> bool:
+        """Do what is due; answers False if another keeper is at it."""
+        lock = self._ledger.keeping(_LOCK_SECONDS)
+        if not lock.acquire():
+            return False
+        try:
+            slots, workers = self._slots()
+            for dataset in self._ledger.datasets():
+                self._keep(dataset, slots, workers)
+        finally:
+            try:
+                lock.release()
+            except LockError:
+                log.warning("this tick took longer than %.0f s", _LOCK_SECONDS)
+        return True
+
+    def _slots(self) -> tuple[int, int]:
+        """The slots and the number of the workers that live; says that this keeper lives."""
+        now_ms = self._ledger.heartbeat("keeper", {"kind": "keeper"})
+        limits: list[int] = []
+        for name, (seen_ms, facts) in self._ledger.processes().items():
+            if now_ms - seen_ms <= _SILENT_MS:
+                if facts.get("kind") == "worker":
+                    limits.append(int(facts["limit"]))
+            elif now_ms - seen_ms > 60 * _SILENT_MS:
+                self._ledger.heartbeat(name, None)
+        return sum(limits), len(limits)
+
+    def _keep(self, dataset: str, slots: int, workers: int) -> None:
+        state = self._ledger.snapshot(dataset)
+        if dataset not in self._adopted or (state.state in OPEN_STATES and state.in_flight == 0):
+            # At the start, and before a dataset can end: its files and its books must be the same.
+            if found := adopt(self._ledger, self._writer, self._settings.output, dataset):
+                log.warning("%s: %d records of workers that stopped were counted", dataset, found)
+                state = self._ledger.snapshot(dataset)
+            self._adopted.add(dataset)
+        self._take_back(dataset)
+        rates = self._measure(state)
+        room = budget.room(state, self._settings.sampling.max_new_tokens)
+        per_message = self._per_message(rates, slots, workers)
+        state_after = self._ledger.admit(
+            dataset,
+            room=room,
+            window=self._window(rates, slots),
+            per_message=per_message,
+            tokens_per_second=round(rates.tokens_per_second, 1),
+        )
+        if state_after != state.state and state_after in ENDED_STATES:
+            log.warning("%s: %s -> %s, %s tokens", dataset, state.state, state_after, f"{state.spent_tokens:,}")
+        if state_after == "open" and room > 0:
+            self._resend(state, room, per_message)
+            if not state.ended and state.queued < min(self._window(rates, slots) / 2, room):
+                self._sender.feed(dataset)
+
+    def _take_back(self, dataset: str) -> None:
+        """Samples of workers that no longer renew their leases: first count what they had written."""
+        if not self._ledger.lapsed(dataset):
+            return
+        adopt(self._ledger, self._writer, self._settings.output, dataset)
+        back, ended = self._ledger.expire(dataset, max_tries=MAX_TRIES)
+        if back:
+            owners = ", ".join(sorted({lapsed.owner for lapsed in back}))
+            log.warning("%s: %d samples taken back from %s", dataset, len(back), owners)
+        if ended:
+            self._reject(dataset, ended)
+
+    def _reject(self, dataset: str, ended: list[Lapsed]) -> None:
+        detail = f"its worker died {MAX_TRIES} times while it had this sample"
+        rejects = [Reject(index=one.index, reason="worker_lost", detail=detail, id=None) for one in ended]
+        append_rejects(self._settings.output, dataset, rejects)
+        self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])
+        log.error("%s: rejected %s: %s", dataset, [one.index for one in ended], detail)
+
+    def _resend(self, state: DatasetState, room: int, per_message: int) -> None:
+        """Send messages for samples that are in none: given back, lost at a pop, or once refused for want of room."""
+        dataset = state.name
+        due = self._ledger.due(dataset, state.now_ms - _MESSAGE_MS)
+        if not due:
+            return
+        given_back = self._ledger.due(dataset, 0)
+        in_messages = pending_samples(self._ledger.redis, dataset) if len(due) > len(given_back) else set()
+        missing = [index for index in due if index not in in_messages][:room]
+        sent = self._ledger.resend(dataset, state.now_ms, missing)
+        if sent:
+            self._sender.generate(dataset, sent, per_message)
+            log.info("%s: %d samples sent again", dataset, len(sent))
+
+    def _measure(self, state: DatasetState) -> _Rates:
+        tokens = state.completion_tokens
+        rates = self._rates.setdefault(state.name, _Rates(state.now_ms, state.done, tokens))
+        seconds = (state.now_ms - rates.at_ms) / 1000
+        if seconds > 0:
+            answers = max(0, state.done - rates.done) / seconds
+            rates.answers_per_second += _RATE_WEIGHT * (answers - rates.answers_per_second)
+            rates.tokens_per_second += _RATE_WEIGHT * (
+                max(0, tokens - rates.tokens) / seconds - rates.tokens_per_second
+            )
+            rates.at_ms, rates.done, rates.tokens = state.now_ms, state.done, tokens
+        return rates
+
+    def _window(self, rates: _Rates, slots: int) -> int:
+        given = self._settings.control.window
+        wanted = 2 * slots + round(rates.answers_per_second * _WINDOW_SECONDS)
+        return given or max(_MIN_WINDOW, min(_MAX_WINDOW, wanted))
+
+    def _per_message(self, rates: _Rates, slots: int, workers: int) -> int:
+        """One sample a message where answers take minutes, up to an eighth of a worker's slots where milliseconds."""
+        if not workers:
+            return 1
+        by_rate = round(rates.answers_per_second / workers / _RATE_PER_SAMPLE)
+        return max(1, min(_MAX_PER_MESSAGE, slots // workers // 8, by_rate))
+
+    def close(self) -> None:
+        """Seal the keeper's own segments."""
+        self._writer.close()
+
+
+def keeper_of(settings: Settings, app: Celery) -> Keeper:
+    """A keeper with a connection of its own."""
+    return Keeper(settings, app, Ledger.connect(settings.redis_url))

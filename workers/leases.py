@@ -1,0 +1,95 @@
+"""Keeps a worker's leases alive, from a thread and a connection of its own.
+
+With the event loop busy, or the main thread draining at shutdown, a timer in either would stop; the leases would run
+out and the samples be generated a second time.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import redis
+
+from common.ledger import Claimed, Ledger
+
+log = logging.getLogger(__name__)
+_HEARTBEAT_SECONDS = 2.0
+
+
+class Leases:
+    """The samples that this worker holds, and the thread that renews them and says that the worker lives."""
+
+    def __init__(self, ledger: Ledger, owner: str, lease_seconds: float) -> None:
+        self._ledger = ledger
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._lock = threading.Lock()
+        self._held: dict[str, dict[int, int]] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost = 0
+
+    def start(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Start the thread; `facts` is what each heartbeat tells."""
+        self._thread = threading.Thread(target=self._run, args=(facts,), name="leases", daemon=True)
+        self._thread.start()
+
+    def hold(self, samples: list[Claimed]) -> None:
+        """Renew these from now on."""
+        with self._lock:
+            for sample in samples:
+                self._held.setdefault(sample.dataset, {})[sample.index] = sample.attempt
+
+    def drop(self, samples: list[Claimed]) -> None:
+        """These are settled, rejected or released."""
+        with self._lock:
+            for sample in samples:
+                held = self._held.get(sample.dataset, {})
+                if held.get(sample.index) == sample.attempt:
+                    del held[sample.index]
+
+    def holds(self, sample: Claimed) -> bool:
+        """Whether `sample` is held by the attempt that claimed it."""
+        with self._lock:
+            return self._held.get(sample.dataset, {}).get(sample.index) == sample.attempt
+
+    @property
+    def held(self) -> int:
+        """How many samples this worker holds, started or not, written or not."""
+        with self._lock:
+            return sum(map(len, self._held.values()))
+
+    def stop(self) -> None:
+        """End the thread and say goodbye."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            self._ledger.heartbeat(self._owner, None)
+        except redis.RedisError as error:
+            log.warning("could not say goodbye to Redis: %s", error)
+        self._ledger.close()
+
+    def _run(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        # A quarter of the lease: three renewals may fail before a sample is lost.
+        period = min(_HEARTBEAT_SECONDS, self._lease_seconds / 4)
+        due = 0.0
+        while not self._stop.wait(period):
+            due -= period
+            try:
+                self._ledger.heartbeat(self._owner, facts())
+                if due <= 0:
+                    self._renew()
+                    due = self._lease_seconds / 4
+            except redis.RedisError as error:
+                log.warning("leases could not be renewed, Redis does not answer: %s", error)
+
+    def _renew(self) -> None:
+        with self._lock:
+            held = {dataset: list(samples.items()) for dataset, samples in self._held.items() if samples}
+        for dataset, samples in held.items():
+            lost = self._ledger.renew(dataset, self._owner, self._lease_seconds, samples)
+            if lost:
+                self.lost += len(lost)
+                log.warning("%s: %d samples went to another attempt; their answers will be voided", dataset, len(lost))

@@ -1,0 +1,116 @@
+"""One generate worker put together: connections, client, segment writer, leases."""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import redis
+
+from common.errors import RedisUnavailable
+from common.ledger import Ledger
+from common.settings import Settings
+from workers.commits import Commits
+from workers.generation import Generation
+from workers.leases import Leases
+from workers.samples import Doorbell
+from workers.segment_writer import SegmentWriter
+from workers.sglang.answer import Acceptance
+from workers.sglang.client import SGLangClient
+
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.5
+
+
+class Service:
+    """Owns everything that lives in the generation's loop."""
+
+    def __init__(self, settings: Settings, *, owner: str, limit: int) -> None:
+        """`owner` is the Celery host name, such as `w1@host`; `limit` the answers in flight."""
+        self._settings = settings
+        self._owner = owner
+        self._limit = limit
+        self._early: deque[Doorbell] = deque()
+        self._starting: asyncio.Task[None] | None = None
+        self._generation: Generation | None = None
+        self.drain_seconds = settings.worker.drain_seconds
+
+    async def start(self) -> None:
+        """Begin; returns at once. Messages that come before the model is known wait."""
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        model = None
+        while model is None:
+            try:
+                model = await loop.run_in_executor(None, self._read_model)
+            except (redis.RedisError, RedisUnavailable) as error:
+                log.warning("%s", error)
+            if model is None:
+                # Written by `enqueue` and `run` before the first sample: nothing can be missed by waiting.
+                await asyncio.sleep(_WAIT_SECONDS)
+        self._assemble(vocab_size=int(model["vocab_size"]), weight_version=model.get("weight_version"))
+        while self._early:
+            self.ring(self._early.popleft())
+
+    def _read_model(self) -> dict[str, Any] | None:
+        ledger = Ledger.connect(self._settings.redis_url)
+        try:
+            return ledger.model()
+        finally:
+            ledger.close()
+
+    def _assemble(self, *, vocab_size: int, weight_version: str | None) -> None:
+        settings = self._settings
+        self._client = SGLangClient(
+            settings.server.urls,
+            acceptance=Acceptance(vocab_size, weight_version),
+            sampling_params=settings.sampling.params(),
+            api_key=settings.api_key,
+            max_connections=max(self._limit, 1024),
+            request_timeout_seconds=settings.request_timeout_seconds,
+        )
+        self._commits = Commits(
+            ledger=Ledger.connect(settings.redis_url),
+            writer=SegmentWriter(settings.output, self._owner.replace("@", "-"), settings.worker.segment_bytes),
+            output=settings.output,
+            commit_seconds=settings.worker.commit_seconds,
+        )
+        self._leases = Leases(Ledger.connect(settings.redis_url), self._owner, settings.worker.lease_seconds)
+        self._generation = Generation(
+            owner=self._owner,
+            limit=self._limit,
+            lease_seconds=settings.worker.lease_seconds,
+            vocab_size=vocab_size,
+            client=self._client,
+            ledger=Ledger.connect(settings.redis_url),
+            commits=self._commits,
+            leases=self._leases,
+        )
+        self._commits.on_committed = self._generation.committed
+        self._leases.start(self._generation.facts)
+
+    def ring(self, bell: Doorbell) -> None:
+        """Take a message in."""
+        if self._generation is None:
+            self._early.append(bell)
+        else:
+            self._generation.ring(bell)
+
+    def set_limit(self, limit: int) -> None:
+        """Change the answers in flight."""
+        self._limit = limit
+        if self._generation is not None:
+            self._generation.set_limit(limit)
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Drain, give back, close; leases are renewed until the last answer is committed."""
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._generation is None:
+            return
+        await self._generation.drain(drain_seconds)
+        await self._client.aclose()
+        await asyncio.get_running_loop().run_in_executor(None, self._leases.stop)
+        self._commits.close()
