@@ -45,7 +45,7 @@ class Tokenizer:
             )
         except Exception as error:
             raise TokenizerUnavailable(
-                f"the tokenizer in {self._settings.path} makes no prompt of a simple question ({error}); "
+                f"the tokenizer in {self._settings.path} makes no prompt of a simple question ({_reason(error)}); "
                 "check its chat template and [tokenizer] chat_template_kwargs"
             ) from error
         if self._fast is None:
@@ -103,13 +103,21 @@ def _load(settings: TokenizerSettings) -> Any:
             settings.path, trust_remote_code=settings.trust_remote_code, local_files_only=True
         )
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TokenizerUnavailable(f"the tokenizer in {settings.path} does not load: {reason[0]}") from error
+        cure = "set [tokenizer] path to the model's own folder, with all of its tokenizer's files"
+        if "trust_remote_code" in str(error):
+            cure = "its tokenizer is Python code: if you trust that, set [tokenizer] trust_remote_code = true"
+        raise TokenizerUnavailable(f"the tokenizer in {settings.path} does not load ({_reason(error)}); {cure}") from error
     if not tokenizer.chat_template:
         raise TokenizerUnavailable(
             f"the tokenizer in {settings.path} has no chat template; copy chat_template.jinja from the model there"
         )
     return tokenizer
+
+
+def _reason(error: Exception) -> str:
+    """What the library says, on one line: its own messages go on for paragraphs."""
+    first = next(iter(str(error).strip().splitlines()), "").rstrip(" .:")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _model_vocab_size(folder: Path) -> int | None:

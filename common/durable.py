@@ -1,4 +1,4 @@
-"""The two steps of a durable write that Python does not do by itself."""
+"""The steps of a durable write that Python does not do by itself."""
 
 import os
 from pathlib import Path
@@ -18,3 +18,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder`, and those above it that are missing; each new entry survives a power cut. Raises OSError."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)

@@ -1,6 +1,7 @@
 """Logging of the processes that Celery runs: one line a message, on standard error."""
 
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ def set_up(app: Celery) -> None:
     del app  # its signals are global; it is taken so that this is called where an application is made
     signals.setup_logging.connect(_log_to_stderr, weak=False)
     signals.worker_init.connect(_follow_the_parent, weak=False)
+    signals.beat_embedded_init.connect(_follow_the_worker, weak=False)
     # Celery warns of pickle as root; nothing here accepts pickle.
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
 
@@ -24,3 +26,8 @@ def _log_to_stderr(**_: Any) -> None:
 
 def _follow_the_parent(**_: Any) -> None:
     end_with_parent()
+
+
+def _follow_the_worker(**_: Any) -> None:
+    """In the process that Celery starts for beat: a killed worker would leave it behind, ticking for nobody."""
+    end_with_parent(os.getppid())

@@ -17,3 +17,8 @@ config_option: Decorator = click.option(
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object on standard output, for programs."
 )
+accept_option: Decorator = click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Go on although the model, tokenizer or sampling is not what the output was begun with; run.json keeps both.",
+)

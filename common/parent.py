@@ -6,17 +6,21 @@ import threading
 import time
 
 PARENT = "TOKENMILL_PARENT"
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 0.5
 
 
-def end_with_parent() -> None:
-    """If a parent is named in the environment, send this process TERM once that is gone."""
-    parent = os.environ.get(PARENT)
-    if parent:
-        threading.Thread(target=_watch, args=(int(parent),), name="parent", daemon=True).start()
+def end_with_parent(parent: int | None = None) -> None:
+    """Send this process TERM once `parent` (by default the one named in the environment, if any) is gone."""
+    if parent is None:
+        named = os.environ.get(PARENT)
+        if not named:
+            return
+        parent = int(named)
+    threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:
+    # The kernel gives an orphan another parent at once, so this can not mistake a new process for the old one.
     while os.getppid() == parent:
         time.sleep(_CHECK_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

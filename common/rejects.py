@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from common.durable import sync_folder, write_all
+from common.durable import make_folder, sync_folder, write_all
 from common.records import Index
 from common.segments import NOT_JSON, REJECTS, Fault, lines
 
@@ -52,9 +52,7 @@ def append_rejects(output: Path, dataset: str, rows: Sequence[Reject]) -> None:
     nobody is within a write, and a line appended behind it would be lost with it.
     """
     folder = output / dataset
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(output)
+    make_folder(folder)
     descriptor = os.open(folder / REJECTS, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

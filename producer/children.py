@@ -67,7 +67,7 @@ class Child:
             self._failures += 1
             if self._failures >= _MOST_FAILURES:
                 raise TokenmillError(
-                    f"{self.name} ended {self._failures} times in a row, {_how(code)}{self._last_words()}"
+                    f"{self.name} ended {self._failures} times in a row, {_how(code)}{self.last_words()}"
                 )
             log.warning("%s ended (%s); starting it again", self.name, _how(code))
             self._process = None
@@ -76,7 +76,8 @@ class Child:
         if now >= self._retry_at:
             self.start()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """What its log file ends with, as the end of a sentence."""
         if self._log_file is None:
             return ""
         lines = self._log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()

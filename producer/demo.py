@@ -11,7 +11,7 @@ from producer.children import Child
 
 _MARK = "# Written by `tokenmill demo`"
 # Decode runs twelve times as fast as a real server's, so that the table can be watched for some ten seconds.
-_PACE = ("--speed", "12", "--mean-tokens", "420", "--cv", "0.7", "--max-running-requests", "16")
+_PACE = ("--speed", "12", "--mean-tokens", "380", "--cv", "0.5", "--max-running-requests", "12")
 # The tokenizer of examples/ has 4,096 ids; those from 4088 on are control tokens: <|im_end|> 4090, </think> 4093.
 _IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
 _START_SECONDS = 30.0
@@ -32,7 +32,7 @@ max_new_tokens = 1024
 temperature = 1.0
 
 [worker]
-concurrency = 16
+concurrency = 12
 
 [[datasets]]
 name = "chat"
@@ -80,7 +80,7 @@ def simulator(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + _START_SECONDS
         while not port_file.exists():
             if time.monotonic() > deadline or child.wait(0.05):
-                raise TokenmillError(f"the simulated server did not start; {folder / 'server.log'} says why")
+                raise TokenmillError(f"the simulated server did not start{child.last_words()}")
         yield f"http://127.0.0.1:{port_file.read_text().strip()}"
     finally:
         child.terminate()

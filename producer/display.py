@@ -3,28 +3,52 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 _COLOURS = {"open": "green", "closing": "cyan", "capped": "blue", "exhausted": "blue", "paused": "yellow"}
+_FIGURES = ("samples", "tokens", "of cap", "mean", "trunc", "rej", "flight", "tok/s", "eta")
+# What a narrow terminal goes without, first to last, so that what it shows is whole.
+_EXPENDABLE = ("mean", "flight", "trunc", "tok/s")
+# A dataset's name may have 64 characters; a long one is folded, since a figure cannot be.
+_NAME_CHARACTERS = 20
 
 
 def table(snapshot: Mapping[str, Any]) -> RenderableType:
     """Datasets with their tokens against their caps, then what is wrong, if anything."""
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for name in ("dataset", "state"):
-        grid.add_column(name, no_wrap=True)
-    for name in ("samples", "tokens", "of cap", "mean", "trunc", "rej", "flight", "tok/s", "eta"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    for dataset in snapshot["datasets"]:
-        grid.add_row(
-            dataset["name"], Text(dataset["state"], style=_COLOURS.get(dataset["state"], "red")), *_figures(dataset)
-        )
-    if len(snapshot["datasets"]) > 1:
-        grid.add_row(Text("all", style="bold"), "", *_sums(snapshot["totals"]))
     reasons = [f"{d['name']}: {d['reason']}" for d in snapshot["datasets"] if d["reason"]]
-    return Group(grid, *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"])))
+    return Group(_Datasets(snapshot), *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"])))
+
+
+class _Datasets:
+    """The datasets' rows, with as many columns as there is room for."""
+
+    def __init__(self, snapshot: Mapping[str, Any]) -> None:
+        self._snapshot = snapshot
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for left_out in range(len(_EXPENDABLE) + 1):
+            grid = self._grid(set(_EXPENDABLE[:left_out]))
+            if console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width:
+                break
+        yield grid
+
+    def _grid(self, left_out: set[str]) -> Table:
+        grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+        grid.add_column("dataset", max_width=_NAME_CHARACTERS, overflow="fold")
+        grid.add_column("state", no_wrap=True)
+        shown = [at for at, name in enumerate(_FIGURES) if name not in left_out]
+        for at in shown:
+            grid.add_column(_FIGURES[at], justify="right", no_wrap=True)
+        for dataset in self._snapshot["datasets"]:
+            state = Text(dataset["state"], style=_COLOURS.get(dataset["state"], "red"))
+            figures = _figures(dataset)
+            grid.add_row(dataset["name"], state, *(figures[at] for at in shown))
+        if len(self._snapshot["datasets"]) > 1:
+            sums = _sums(self._snapshot["totals"])
+            grid.add_row(Text("all", style="bold"), "", *(sums[at] for at in shown))
+        return grid
 
 
 def _figures(dataset: Mapping[str, Any]) -> Sequence[str]:
@@ -32,7 +56,7 @@ def _figures(dataset: Mapping[str, Any]) -> Sequence[str]:
     return (
         f"{dataset['done']:,}",
         f"{dataset['spent_tokens']:,}",
-        f"{100 * dataset['spent_tokens'] / cap:.1f} %" if cap else "no cap",
+        f"{100 * dataset['spent_tokens'] / cap:.1f}%" if cap else "no cap",
         f"{dataset['mean_tokens']:,.0f}",
         f"{dataset['truncated']:,}",
         f"{dataset['rejected']:,}",
@@ -67,11 +91,11 @@ def line(snapshot: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`3 h 07 min`, `12 min`, `40 s`; a dash for None."""
+    """`3h07m`, `12m`, `40s`; a dash for None."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min" if minutes else f"{rest} s"
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m" if minutes else f"{rest}s"

@@ -12,11 +12,21 @@ from celery import Celery
 from common.broker import CONTROL_QUEUE, KEEP
 from common.chat_template import Tokenizer
 from common.durable import sync_folder, write_all
-from common.errors import ConfigError, ServerUnavailable
+from common.errors import ConfigError, DataError, ServerUnavailable, UsageError
 from common.ledger import Ledger
 from common.segments import segment_paths
 from common.settings import DatasetSettings, Settings
 from producer.recover import Recovered, recover_dataset
+
+# What must be the same in one output folder, or its records are of two kinds.
+_SAME = (
+    "model_path",
+    "weight_version",
+    "tokenizer_sha256",
+    "template_sha256",
+    "chat_template_kwargs",
+    "sampling_params",
+)
 
 
 def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = None) -> list[DatasetSettings]:
@@ -30,7 +40,7 @@ def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = No
     for name in names:
         if name not in known:
             raise ConfigError(f"no dataset is named {name!r}; the configuration has {', '.join(known)}")
-    chosen = [known[name] for name in names or known]
+    chosen = [known[name] for name in dict.fromkeys(names or known)]
     for dataset in chosen:
         if not dataset.path.is_file():
             raise ConfigError(f"the source of dataset {dataset.name}, {dataset.path}, is not a file; correct its path")
@@ -69,6 +79,24 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def refuse_changes(output: Path, facts: Mapping[str, Any]) -> None:
+    """Raises UsageError if `output` was made by another model, tokenizer, template or with other sampling.
+
+    Records of two models in one folder cannot be told apart by a trainer; whoever wants that says so.
+    """
+    before = read_run_file(output)
+    changes = [
+        f"{name} was {before[name]!r} and is {facts[name]!r}"
+        for name in _SAME
+        if before and before.get(name) != facts[name]
+    ]
+    if changes:
+        raise UsageError(
+            f"{output / 'run.json'} says that this output was made otherwise: {'; '.join(changes)}; "
+            "choose another `output`, or go on with --accept-changes"
+        )
+
+
 def register(
     settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[Recovered]]:
@@ -93,13 +121,33 @@ def ask_for_a_tick(app: Celery) -> None:
     app.send_task(KEEP, queue=CONTROL_QUEUE)
 
 
+def read_run_file(output: Path) -> dict[str, Any] | None:
+    """What `<output>/run.json` says; None if there is none. Raises DataError if it cannot be read."""
+    path = output / "run.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); mend it, or move it away if nothing else is there"
+        ) from error
+
+
 def write_run_file(output: Path, facts: Mapping[str, Any]) -> None:
-    """`<output>/run.json`: what made the data; replaced whole, so that it is never half a file."""
+    """`<output>/run.json`: what made the data, with what made it before an accepted change under `earlier`.
+
+    Replaced whole, so that it is never half a file.
+    """
     output.mkdir(parents=True, exist_ok=True)
+    before = read_run_file(output)
+    earlier = before.pop("earlier", []) if before else []
+    if before and any(before.get(name) != facts[name] for name in _SAME):
+        earlier = [*earlier, before]
     temporary = output / f".run.json.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        write_all(descriptor, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+        write_all(descriptor, msgspec.json.format(msgspec.json.encode({**facts, "earlier": earlier}), indent=2) + b"\n")
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -50,6 +50,10 @@ class Chunk:
     rejects: list[Reject]
 
 
+class _SourceUnreadable(Exception):
+    """The message is the reason that `status` shows."""
+
+
 class Feeder:
     """Feeds datasets, one call at a time; keeps the tokenizer loaded between calls."""
 
@@ -67,10 +71,13 @@ class Feeder:
             return 0
         try:
             return self._feed(dataset)
-        except (OSError, TokenizerUnavailable) as error:
-            reason = f"its source cannot be read: {error}" if isinstance(error, OSError) else str(error)
-            log.error("%s: %s", dataset, reason)
-            self._ledger.transition(dataset, "failed", OPEN_STATES, reason)
+        except (_SourceUnreadable, TokenizerUnavailable) as error:
+            log.error("%s: %s", dataset, error)
+            self._ledger.transition(dataset, "failed", OPEN_STATES, str(error))
+            return 0
+        except OSError as error:
+            # The cursor has not moved, so the next feed finds the same rows.
+            log.error("%s: its rejects cannot be written, trying again: %s", dataset, error)
             return 0
         finally:
             with contextlib.suppress(LockError):  # ran out: the cursor guards what the lock no longer does
@@ -101,7 +108,7 @@ class Feeder:
         spec = msgspec.convert(state.spec, dict)
         dataset = DatasetSettings(**spec)
         cursor = Cursor.parse(state.cursor)
-        taken = list(islice(read_rows(Path(dataset.path), cursor), rows))
+        taken = _take(dataset.path, cursor, rows)
         after = taken[-1].after if taken else cursor
         assert self._tokenizer is not None
         done = self._ledger.done_among(state.name, cursor.index, after.index - cursor.index)
@@ -119,6 +126,15 @@ class Feeder:
         if queued is not None:
             self._sender.generate(state.name, [index for index, _ in chunk.samples], max(1, state.per_message))
         return queued
+
+
+def _take(path: Path, cursor: Cursor, rows: int) -> list[Row]:
+    try:
+        return list(islice(read_rows(path, cursor), rows))
+    except OSError as error:
+        raise _SourceUnreadable(
+            f"its source {path} cannot be read: {error.strerror or error}; correct that and start it again"
+        ) from error
 
 
 def prepare(

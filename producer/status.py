@@ -12,7 +12,8 @@ SILENT_SECONDS = 10.0
 def snapshot(ledger: Ledger) -> dict[str, Any]:
     """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9)."""
     states = [ledger.snapshot(name) for name in ledger.datasets()]
-    now_ms = states[0].now_ms if states else 0
+    seconds, microseconds = ledger.redis.time()
+    now_ms = seconds * 1000 + microseconds // 1000
     workers, servers, troubles = _processes(ledger, now_ms)
     datasets = [_dataset(state) for state in states]
     return {
@@ -25,8 +26,6 @@ def snapshot(ledger: Ledger) -> dict[str, Any]:
 
 
 def _dataset(state: DatasetState) -> dict[str, Any]:
-    left = max(0, state.cap_tokens - state.spent_tokens) if state.cap_tokens else None
-    running = state.state in OPEN_STATES and state.tokens_per_second > 0
     return {
         "name": state.name,
         "state": state.state,
@@ -42,16 +41,25 @@ def _dataset(state: DatasetState) -> dict[str, Any]:
         "rejects": dict(state.rejects),
         "queued": state.queued,
         "in_flight": state.in_flight,
-        "mean_tokens": round(state.completion_tokens / state.done, 1) if state.done else 0,
+        "mean_tokens": round(state.completion_tokens / state.done, 1) if state.done else 0.0,
         "p50_tokens": state.percentile(0.5),
         "p95_tokens": state.percentile(0.95),
         "max_tokens": state.max_tokens,
         "truncated": state.flags.get("truncated", 0),
         "flags": dict(state.flags),
         "expired_leases": state.expired,
-        "tokens_per_second": state.tokens_per_second,
-        "eta_seconds": round(left / state.tokens_per_second) if left is not None and running else None,
+        "tokens_per_second": state.tokens_per_second if state.state in OPEN_STATES else 0.0,
+        "eta_seconds": _eta_seconds(state),
     }
+
+
+def _eta_seconds(state: DatasetState) -> int | None:
+    """Until the cap at the present rate; None without a cap, and where nothing comes."""
+    if not state.cap_tokens or not state.completion_tokens or state.state not in OPEN_STATES:
+        return None
+    # The rate is of completion tokens; a cap on all tokens is neared faster, by the prompts that come with them.
+    rate = state.tokens_per_second * state.spent_tokens / state.completion_tokens
+    return round(max(0, state.cap_tokens - state.spent_tokens) / rate) if rate > 0 else None
 
 
 def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:

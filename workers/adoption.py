@@ -16,7 +16,7 @@ from workers.segment_writer import SegmentWriter
 def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> int:
     """Settle what lies beyond the settled bytes of the dataset's segments; answers how many records were found.
 
-    A record whose sample another attempt has by now is voided, in a segment of the keeper's own.
+    A record whose sample is done by another attempt is voided, in a segment of the keeper's own.
     """
     committed = ledger.committed()
     found = 0
@@ -33,6 +33,7 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
     end = start
     for item in scan(path, dataset, start):
         if isinstance(item, Fault):
+            end = end if item.torn else item.end
             continue
         end = item.end
         _note(item, heads)
@@ -43,7 +44,9 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
         Settled(h.index, h.attempt, h.prompt_tokens, h.completion_tokens, h.cached_tokens, h.flags)
         for h in heads.values()
     ]
-    counted = ledger.settle(dataset, records, segment=name, committed_bytes=end)
+    # Whatever the current attempt is: an answer that exists is worth more than one under way, and after Redis lost its
+    # last second the ledger may not know the attempt at all.
+    counted = ledger.settle(dataset, records, segment=name, committed_bytes=end, rebuild=True)
     voids = [
         encode_line(Void(Voided(record.index, record.attempt)))
         for record, counts in zip(records, counted, strict=True)
@@ -51,6 +54,7 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
     ]
     if voids:
         segment, size = writer.append(dataset, voids)
+        ledger.set_committed(name, end)
         ledger.set_committed(segment, size)
     return len(records)
 

@@ -55,17 +55,35 @@ def keeper(config: Path | None) -> None:
     from common.broker import CONTROL_QUEUE
 
     os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
-    from workers.app import app
+    from workers.app import app, settings
 
-    app.start(
-        [
-            "--quiet",
-            "worker",
-            "--beat",
-            "--pool=solo",
-            f"--queues={CONTROL_QUEUE}",
-            f"--hostname=keeper-{os.getpid()}@%h",
-            "--without-gossip",
-            "--without-mingle",
-        ]
-    )
+    try:
+        app.start(
+            [
+                "--quiet",
+                "worker",
+                "--beat",
+                "--pool=solo",
+                f"--queues={CONTROL_QUEUE}",
+                f"--hostname=keeper-{os.getpid()}@%h",
+                "--without-gossip",
+                "--without-mingle",
+            ]
+        )
+    finally:
+        _say_goodbye(settings.redis_url)
+
+
+def _say_goodbye(redis_url: str) -> None:
+    """Or `recover` and the next `run` would wait a minute for a keeper that has ended."""
+    import contextlib
+
+    import redis
+
+    from common.errors import RedisUnavailable
+    from common.ledger import Ledger
+
+    with contextlib.suppress(RedisUnavailable, redis.RedisError):
+        ledger = Ledger.connect(redis_url, attempts=1)
+        ledger.heartbeat("keeper", None)
+        ledger.close()

@@ -107,7 +107,9 @@ class Commits:
         ]
         if voids:
             self.superseded += len(voids)
-            self._insist(lambda: self._writer.append(dataset, voids))
+            voided_in, end = self._insist(lambda: self._writer.append(dataset, voids))
+            self._insist(lambda: self._ledger.set_committed(segment, size))
+            self._insist(lambda: self._ledger.set_committed(voided_in, end))
 
     def _commit_rejects(self, dataset: str, outcomes: Sequence[Outcome]) -> None:
         if not outcomes:

@@ -30,20 +30,22 @@ _MESSAGE_MS = 2_000
 _MIN_WINDOW, _MAX_WINDOW = 64, 5_000
 _WINDOW_SECONDS = 4.0
 _RATE_WEIGHT = 0.3  # of the newest second, in the running rates
-# Answers a second and worker for each sample in a message: 1 where answers take long, 16 at 800 answers/s.
-_RATE_PER_SAMPLE = 50.0
+# A message holds what a worker with all its slots full answers in so many seconds: 1 sample where answers take
+# minutes, 16 where 128 slots answer 800 a second.
+_MESSAGE_SECONDS = 0.02
 _MAX_PER_MESSAGE = 32
 
 
 @dataclass(slots=True)
 class _Rates:
-    """Running rates of a dataset, per second."""
+    """Running rates of a dataset, per second, and the running mean of its samples in flight."""
 
     at_ms: int
     done: int
     tokens: int
     answers_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    in_flight: float = 0.0
 
 
 class Keeper:
@@ -154,6 +156,7 @@ class Keeper:
             rates.tokens_per_second += _RATE_WEIGHT * (
                 max(0, tokens - rates.tokens) / seconds - rates.tokens_per_second
             )
+            rates.in_flight += _RATE_WEIGHT * (state.in_flight - rates.in_flight)
             rates.at_ms, rates.done, rates.tokens = state.now_ms, state.done, tokens
         return rates
 
@@ -163,10 +166,15 @@ class Keeper:
         return given or max(_MIN_WINDOW, min(_MAX_WINDOW, wanted))
 
     def _per_message(self, rates: _Rates, slots: int, workers: int) -> int:
-        """One sample a message where answers take minutes, up to an eighth of a worker's slots where milliseconds."""
+        """One sample a message where answers take minutes, up to an eighth of a worker's slots where milliseconds.
+
+        By the rate that full slots would have, from what an answer takes now (Little's law: in flight / rate). The
+        rate itself would not do: small messages make a fast server look slow, and slow rates make small messages.
+        """
         if not workers:
             return 1
-        by_rate = round(rates.answers_per_second / workers / _RATE_PER_SAMPLE)
+        slots_full = rates.answers_per_second * slots / max(1.0, min(rates.in_flight, slots))
+        by_rate = round(slots_full / workers * _MESSAGE_SECONDS)
         return max(1, min(_MAX_PER_MESSAGE, slots // workers // 8, by_rate))
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.durable import sync_folder, write_all
+from common.durable import make_folder, sync_folder, write_all
 
 
 @dataclass(slots=True)
@@ -46,6 +46,9 @@ class SegmentWriter:
             # Back to the last durable line, and away from a file that may no longer be trusted.
             with contextlib.suppress(OSError):
                 os.ftruncate(segment.descriptor, segment.size)
+                if segment.size == 0:
+                    # A full disk is tried again every second, and must not fill the folder with empty files.
+                    (self._output / segment.name).unlink()
             self._close(dataset)
             raise
         segment.size += len(data)
@@ -65,9 +68,7 @@ class SegmentWriter:
     def _next(self, dataset: str) -> _Segment:
         """Create the dataset's next segment of this worker; O_EXCL settles it between two of one name."""
         folder = self._output / dataset
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
+        make_folder(folder)
         number = sum(1 for _ in folder.glob(f"{self._worker}-*.jsonl"))
         while True:
             path = folder / f"{self._worker}-{number}.jsonl"
@@ -80,6 +81,7 @@ class SegmentWriter:
                 sync_folder(folder)
             except OSError:
                 os.close(descriptor)
+                path.unlink(missing_ok=True)
                 raise
             segment = _Segment(f"{dataset}/{path.name}", descriptor, 0)
             self._open[dataset] = segment

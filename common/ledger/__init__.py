@@ -184,7 +184,8 @@ class Ledger:
     ) -> list[bool]:
         """Count records that are durable in `segment` up to `committed_bytes`; answers which of them count.
 
-        A record that does not count was superseded by another attempt, and must be voided in its segment.
+        A record that does not count was superseded by another attempt: the caller voids it, and then calls
+        set_committed, which this call leaves undone in that case.
         `rebuild` counts a record whatever the current attempt is: a recovery adds each sample's best record.
         """
         counted: list[bool] = []
@@ -194,7 +195,7 @@ class Ledger:
                 tokens = (r.prompt_tokens, r.completion_tokens, r.cached_tokens, bucket_of(r.completion_tokens))
                 samples += (r.index, r.attempt, *tokens, ",".join(r.flags))
             # The file counts as settled up to its new length only when all parts are.
-            last = len(counted) + len(part) == len(records)
+            last = len(counted) + len(part) == len(records) and all(counted)
             answers = _scripts.settle(
                 self.redis,
                 _keys.keys_of(dataset),
@@ -298,7 +299,7 @@ class Ledger:
         self.redis.delete(*_keys.dataset_keys(dataset))
 
     def set_committed(self, segment: str, size: int) -> None:
-        """Note that `segment` is settled up to `size` bytes, after a recovery read it."""
+        """Note that `segment` is settled up to `size` bytes: all its records count or are voided."""
         self.redis.hset(_keys.SEGMENTS, segment, size)
 
 

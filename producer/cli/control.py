@@ -71,7 +71,7 @@ def feeder(config: Path | None) -> None:
 @click.option(
     "--address", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere a password is needed."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True, help="The port to listen on.")
 @config_option
 def flower(address: str, port: int, config: Path | None) -> None:
     """Flower, the web page on tasks and workers; on this machine alone unless told otherwise.

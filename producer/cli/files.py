@@ -118,7 +118,9 @@ def _print_recovered(done: "Recovered") -> None:
 @click.command("export", short_help="Write training files with loss masks.")
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @config_option
-@click.option("--format", "layout", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "--format", "layout", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, help="The kind of file."
+)
 @click.option(
     "-o",
     "--output",

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,8 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a mistake prints one sentence and leaves with its code: 2 usage, 3 data, 4 missing, 130 Ctrl-C."""
     try:
         code = cli.main(arguments, prog_name="tokenmill", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"tokenmill: {_one_sentence(error)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -81,24 +85,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _one_sentence(error: click.ClickException) -> str:
+    """A wrong command line as click explains it, with where to look, in place of click's three paragraphs."""
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        error = click.exceptions.NoSuchCommand(error.command_name, possibilities=_COMMANDS, ctx=error.ctx)
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "tokenmill"
+    return f"{error.format_message().rstrip('.')} (see `{where} --help`)"
+
+
 def _explain(error: Exception) -> int:
     """Say what is wrong in a sentence; a fault of ours keeps its traceback."""
-    from common.errors import TokenmillError
-
-    debug = bool(os.environ.get("TOKENMILL_DEBUG"))
-    if isinstance(error, TokenmillError):
-        if debug:
-            raise error
-        click.echo(f"tokenmill: {error}", err=True)
-        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        # Who reads our output has seen enough, as `head` has. Python flushes once more at its end: to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     import redis
 
-    if isinstance(error, redis.RedisError):
-        if debug:
-            raise error
-        click.echo(f"tokenmill: Redis does not answer ({error}); see that it runs, then repeat the command", err=True)
-        return 4
-    raise error
+    from common.errors import TokenmillError
+
+    if isinstance(error, TokenmillError):
+        sentence, code = str(error), error.exit_code
+    elif isinstance(error, redis.RedisError):
+        sentence, code = f"Redis does not answer ({error}); see that it runs, then repeat the command", 4
+    elif isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        sentence, code = f"{place}{error.strerror}; correct that, then repeat the command", 4
+    else:
+        raise error
+    if os.environ.get("TOKENMILL_DEBUG"):
+        raise error
+    click.echo(f"tokenmill: {sentence}", err=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import click
 
-from common.options import config_option, json_option
+from common.options import accept_option, config_option, json_option
 
 
 @click.command()
 @click.argument("datasets", nargs=-1)
 @click.option("--cap", type=click.IntRange(min=1), help="Cap in tokens, in place of the configured one.")
 @click.option("--wait", is_flag=True, help="Stay, show progress, and leave when the datasets have ended.")
+@accept_option
 @config_option
-def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path | None) -> int:
+def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path | None, accept_changes: bool) -> int:
     """Register DATASETS (all that are configured, if none is named) and start feeding them.
 
     Workers and control must run for anything to happen: `tokenmill worker`, `tokenmill control`. Enqueueing a dataset
@@ -25,7 +26,7 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     from common.ledger import Ledger
     from common.settings import load_settings
     from producer.cli.main import load
-    from producer.enqueue import ask_for_a_tick, choose, model_facts, register
+    from producer.enqueue import ask_for_a_tick, choose, model_facts, refuse_changes, register
     from producer.run import exit_code, stderr_console, watch
 
     settings = load_settings(config)
@@ -35,6 +36,8 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     ledger = Ledger.connect(settings.redis_url)
     servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
     facts = model_facts(settings, servers)
+    if not accept_changes:
+        refuse_changes(settings.output, facts)
     states, recovered = register(settings, ledger, chosen, facts)
     for done in recovered:
         click.echo(

@@ -1,11 +1,12 @@
 """`run` and `demo`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.options import config_option
+from common.options import accept_option, config_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@accept_option
 @config_option
-def run(config: Path | None) -> int:
+def run(config: Path | None, accept_changes: bool) -> int:
     """The whole job on one machine: until every dataset has reached its cap or its source has ended.
 
     Run it again to resume, after Ctrl-C, a crash or a power cut: nothing that was written is made a second time. To go
@@ -24,12 +26,18 @@ def run(config: Path | None) -> int:
     from common.settings import config_path
     from producer.run import stderr_console
 
-    return _run(config_path(config), stderr_console())
+    return _run(config_path(config), stderr_console(), accept_changes=accept_changes)
 
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-out"), show_default=True
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-out"),
+    show_default=True,
+    metavar="DIR",
+    help="The folder for the demo's files; an earlier demo's is replaced.",
 )
 def demo(output: Path) -> int:
     """The whole path on this machine, in under a minute: no Redis, no GPU, no model needed.
@@ -45,37 +53,41 @@ def demo(output: Path) -> int:
     console = stderr_console()
     with tempfile.TemporaryDirectory(prefix="tokenmill-demo-") as scratch, simulator(Path(scratch)) as url:
         config = prepare(output.absolute(), url)
-        console.print(f"simulated SGLang on {url}, output in {output}", highlight=False)
+        click.echo(f"simulated SGLang on {url}, output in {output}", err=True)
         code = _run(config, console)
     if code == 0:
         shown = _shown(config)
-        console.print(
+        click.echo(
             "\nnext:\n"
             f"  tokenmill verify -c {shown}   every line checked, and the ledger against the files\n"
             f"  tokenmill status -c {shown}   the same figures again\n"
             f"  tokenmill export -c {shown} --format jsonl -o DIR   training files with loss masks\n"
             "For a real job see README.md: write tokenmill.toml, then `tokenmill run`.",
-            highlight=False,
-            soft_wrap=True,
+            err=True,
         )
     return code
 
 
-def _run(config: Path, console: "Console") -> int:
+def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> int:
+    from common.ledger import Ledger
     from common.settings import load_settings
     from producer.cli.main import load
-    from producer.enqueue import choose, model_facts
+    from producer.enqueue import choose, model_facts, refuse_changes
     from producer.run import exit_code
     from producer.run import run as run_job
 
     settings = load_settings(config)
     datasets = choose(settings, [])
+    if not settings.embedded:
+        Ledger.connect(settings.redis_url).close()
     servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
     facts = model_facts(settings, servers)
+    if not accept_changes:
+        refuse_changes(settings.output, facts)
     last, interrupted = run_job(settings, config, datasets, facts, console)
     _summary(last, settings.output, console)
     if interrupted:
-        console.print(f"interrupted; go on with: tokenmill run -c {_shown(config)}", highlight=False, soft_wrap=True)
+        click.echo(f"interrupted; go on with: tokenmill run -c {_shown(config)}", err=True)
     return exit_code(last, interrupted, settings.run.allowed_failures)
 
 
@@ -84,12 +96,10 @@ def _summary(last: "Mapping[str, Any]", output: Path, console: "Console") -> Non
 
     if last:
         console.print(display.table(last))
-    console.print(
-        f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", highlight=False, soft_wrap=True
-    )
+    click.echo(f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", err=True)
 
 
-def _shown(path: Path) -> Path:
+def _shown(path: Path) -> str:
     """A path as a person would type it here."""
     here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -40,10 +40,8 @@ def read_rows(path: Path, start: Cursor) -> Iterator[Row]:
     with path.open("rb") as file:
         file.seek(offset)
         for raw in file:
+            line = (raw if offset else raw.removeprefix(_BOM)).strip()
             offset += len(raw)
-            line = raw.strip()
-            if index == 0:
-                line = line.removeprefix(_BOM)
             if line:
                 yield Row(index, line, Cursor(index + 1, offset))
                 index += 1

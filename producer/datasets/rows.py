@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from common.segments import NOT_JSON
 from common.settings import DatasetSettings
 
 # Every reason for which a row is rejected before it is sent, with what it means.
@@ -25,15 +26,17 @@ _ANSWERED = frozenset({"user", "tool"})
 _MESSAGE_COLUMNS = ("messages", "conversations")
 _ID_COLUMNS = ("id", "prompt_id", "uuid", "task_id", "question_id")
 _LABEL_COLUMNS = ("source", "category", "language", "domain", "difficulty")
+# A detail may quote the row, and a row may be a megabyte long.
+_DETAIL_CHARACTERS = 500
 
 
 class BadRow(Exception):
     """A row that cannot become a prompt; `reason` is a key of REASONS."""
 
     def __init__(self, reason: str, detail: str = "", row_id: Any = None) -> None:
-        super().__init__(f"{reason}: {detail or REASONS[reason]}")
         self.reason = reason
-        self.detail = detail or REASONS[reason]
+        self.detail = (detail or REASONS[reason])[:_DETAIL_CHARACTERS]
+        super().__init__(f"{reason}: {self.detail}")
         self.row_id = row_id
 
 
@@ -51,7 +54,7 @@ def convert(line: bytes, dataset: DatasetSettings) -> Prompt:
     """The prompt of one line; raises BadRow."""
     try:
         row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise BadRow("not_json", f"the line is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise BadRow("not_json")
@@ -101,7 +104,7 @@ def _check_turn(number: int, turn: Any) -> None:
     if not isinstance(turn, dict):
         raise BadRow("bad_messages", f"turn {number} is not an object")
     role, content = turn.get("role"), turn.get("content")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRow("bad_messages", f"turn {number} has the role {role!r}; known are {', '.join(sorted(ROLES))}")
     if isinstance(content, str):
         return
@@ -119,10 +122,10 @@ def _check_turn(number: int, turn: Any) -> None:
 
 
 def _tools(value: Any) -> Sequence[Mapping[str, Any]] | None:
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         try:
-            value = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+            value = msgspec.json.decode(value) if value.strip() else None
+        except NOT_JSON:
             raise BadRow("bad_tools", "tools is a text that is not JSON") from None
     if not value:
         return None

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.ledger import DatasetState, Ledger, Settled
+from common.ledger._keys import DATASETS
 from common.ledger._lengths import bucket_of
 from tests.integration.ledger_steps import HOUR, KEYS, admit, claim, counts, feed, pair, record, settings
 
@@ -17,9 +18,16 @@ def test_a_dataset_is_new_once(ledger: Ledger) -> None:
     assert ledger.register(settings("b1")) == "new"
     assert ledger.register(settings("b1")) == "known"
     assert ledger.register(settings("a2")) == "new"
-    assert ledger.register(settings("c3")) == "new"
+    assert ledger.datasets() == ["b1", "a2"]
 
-    assert ledger.datasets() == ["b1", "a2", "c3"]
+
+def test_datasets_stand_in_the_order_of_registration_whatever_the_clock_says(ledger: Ledger) -> None:
+    ledger.register(settings("c3"))
+    ledger.redis.zadd(DATASETS, {"c3": ledger.snapshot("c3").now_ms + 10**9})
+    ledger.register(settings("b1"))
+    ledger.register(settings("a2"))
+
+    assert ledger.datasets() == ["c3", "b1", "a2"]
 
 
 def test_a_known_dataset_takes_over_changed_settings(ledger: Ledger) -> None:
@@ -42,7 +50,7 @@ def test_a_known_dataset_takes_over_changed_settings(ledger: Ledger) -> None:
         ("capped", {"cap_tokens": 1091, "count": "total"}, "reopened"),
         ("failed", {"cap_tokens": 1000}, "reopened"),
         ("exhausted", {"cap_tokens": 2000}, "known"),
-        ("halted", {"cap_tokens": 2000}, "known"),
+        ("halted", {"cap_tokens": 2000}, "reopened"),
         ("paused", {"cap_tokens": 2000}, "known"),
     ],
 )

@@ -17,7 +17,6 @@ from tests.integration.ledger_steps import (
     settings,
 )
 
-
 # Settle
 
 

@@ -1,7 +1,7 @@
 -- register: make a dataset known, or take over its changed settings.
 -- KEYS: datasets state
 -- ARGV: name spec cap_tokens count weight
--- ANSWERS: "new", "known", or "reopened" (a capped dataset whose cap now leaves room, or a failed one)
+-- ANSWERS: "new", "known", or "reopened" (a capped dataset whose cap now leaves room, or a failed or halted one)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 -- In the order of registration, also within one millisecond.
@@ -19,7 +19,7 @@ if ARGV[4] == 'total' then spent = spent + tonumber(old[3] or '0') end
 local cap, before = tonumber(ARGV[3]), tonumber(old[2])
 -- Cap 0 means no cap. A cap that was not raised leaves a capped dataset closed, however close it landed.
 local raised = before > 0 and (cap == 0 or (cap > before and cap > spent))
-if old[1] == 'failed' or (old[1] == 'capped' and raised) then
+if old[1] == 'failed' or old[1] == 'halted' or (old[1] == 'capped' and raised) then
   redis.call('HSET', KEYS[2], 'state', 'open', 'reason', '')
   return 'reopened'
 end

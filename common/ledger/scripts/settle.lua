@@ -1,11 +1,13 @@
 -- settle: count samples whose records are durable in a segment, each once.
 -- KEYS: state done attempts queued leases owners payloads tries lengths flags segments
 -- ARGV: segment committed_bytes rebuild samples...
---   segment, committed_bytes: the file, and its length up to which every record is settled by this call
+--   segment, committed_bytes: the file, and its length up to which every record is settled by this call; it is noted
+--   only if all records count, since a caller that dies before it has voided the others must leave them to be found
 --   rebuild: 1 when the ledger is built anew from the segments: the attempt need not be the current one
 --   samples: (index attempt prompt_tokens completion_tokens cached_tokens bucket flags) each; flags joined by commas
 -- ANSWERS: one entry a sample: 1 it counts (also when asked again), 0 superseded by another attempt: void its record
 local answers, removed, buckets, flags = {}, {}, {}, {}
+local superseded = 0
 local samples, prompt, completion, cached, squares, most = 0, 0, 0, 0, 0, 0
 for at = 4, #ARGV, 7 do
   local index, attempt = ARGV[at], tonumber(ARGV[at + 1])
@@ -14,6 +16,7 @@ for at = 4, #ARGV, 7 do
   local is_done = redis.call('GETBIT', KEYS[2], index) == 1
   if is_done or (ARGV[3] ~= '1' and current ~= attempt) then
     answers[#answers + 1] = current == attempt and 1 or 0
+    superseded = superseded + (current == attempt and 0 or 1)
   else
     -- In a rebuild this may go down: an attempt that is still in flight then gets 0, and its record is voided.
     if current ~= attempt then redis.call('SETRANGE', KEYS[3], index * 6, struct.pack('>I6', attempt)) end
@@ -48,7 +51,7 @@ if samples > 0 then
   redis.call('HDEL', KEYS[7], unpack(removed))
   redis.call('HDEL', KEYS[8], unpack(removed))
 end
-if ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
+if superseded == 0 and ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
   redis.call('HSET', KEYS[11], ARGV[1], ARGV[2])
 end
 return answers

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from common.parent import end_with_parent
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.server import Simulator
 
@@ -58,6 +59,7 @@ def simulate(port_file: Path | None, **settings: Any) -> None:
 
     It answers like SGLang 0.5.23. What it says depends only on the prompt's ids and the seed.
     """
+    end_with_parent()
     asyncio.run(_serve(SimulatorConfig(**settings), port_file))
 
 
