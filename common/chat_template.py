@@ -106,7 +106,9 @@ def _load(settings: TokenizerSettings) -> Any:
         cure = "set [tokenizer] path to the model's own folder, with all of its tokenizer's files"
         if "trust_remote_code" in str(error):
             cure = "its tokenizer is Python code: if you trust that, set [tokenizer] trust_remote_code = true"
-        raise TokenizerUnavailable(f"the tokenizer in {settings.path} does not load ({_reason(error)}); {cure}") from error
+        raise TokenizerUnavailable(
+            f"the tokenizer in {settings.path} does not load ({_reason(error)}); {cure}"
+        ) from error
     if not tokenizer.chat_template:
         raise TokenizerUnavailable(
             f"the tokenizer in {settings.path} has no chat template; copy chat_template.jinja from the model there"

@@ -31,6 +31,8 @@ class _Facts(msgspec.Struct):
     meta: dict[str, Any] = {}
 
 
+# What Packer.unpack raises on bytes that are no payload.
+UNREADABLE = (zstandard.ZstdError, msgspec.DecodeError)
 _facts = msgspec.json.Decoder(_Facts)
 
 
@@ -47,7 +49,7 @@ class Packer:
         return self._compressor.compress(facts + b"\n" + msgspec.json.encode(input_ids))
 
     def unpack(self, packed: bytes) -> Payload:
-        """The payload again; raises zstandard.ZstdError or msgspec.DecodeError on bytes that are none."""
+        """The payload again; raises one of UNREADABLE on bytes that are none."""
         raw = self._decompressor.decompress(packed, max_output_size=_MAX_BYTES)
         line, _, input_ids = raw.partition(b"\n")
         facts = _facts.decode(line)

@@ -2,9 +2,8 @@
 
 Which record of a sample counts needs no ledger: of those that no void takes back, the one with the highest attempt
 (a later attempt is only handed out while no earlier one is settled, and an earlier one cannot settle after that).
-A void counts whichever segment of the dataset it stands in: the keeper voids what a dead worker can no longer void.
 A void counts in whichever segment of the dataset it stands: a writer whose segment was full or failed goes on in the
-next, and an attempt belongs to one writer alone.
+next, the keeper voids what a dead worker can no longer void, and an attempt belongs to one writer alone.
 A last line without its newline is torn: its writer died within the write, nothing was settled, and readers skip it.
 """
 

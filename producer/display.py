@@ -18,7 +18,9 @@ _NAME_CHARACTERS = 20
 def table(snapshot: Mapping[str, Any]) -> RenderableType:
     """Datasets with their tokens against their caps, then what is wrong, if anything."""
     reasons = [f"{d['name']}: {d['reason']}" for d in snapshot["datasets"] if d["reason"]]
-    return Group(_Datasets(snapshot), *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"])))
+    return Group(
+        _Datasets(snapshot), *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"]))
+    )
 
 
 class _Datasets:
@@ -91,11 +93,11 @@ def line(snapshot: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`3h07m`, `12m`, `40s`; a dash for None."""
+    """`3h07m`, `12m30s`, `40s`; a dash for None."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes:02}m"
-    return f"{minutes}m" if minutes else f"{rest}s"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

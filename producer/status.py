@@ -97,7 +97,8 @@ def _merge(servers: dict[str, dict[str, Any]], seen: dict[str, Any]) -> None:
 def _totals(datasets: list[dict[str, Any]], workers: list[dict[str, Any]]) -> dict[str, Any]:
     summed = ("spent_tokens", "done", "failed", "rejected", "queued", "in_flight", "truncated", "tokens_per_second")
     totals: dict[str, Any] = {key: sum(dataset[key] for dataset in datasets) for key in summed}
-    totals["limit"] = sum(worker.get("limit", 0) for worker in workers)
+    live = (worker for worker in workers if worker["seen_seconds_ago"] <= SILENT_SECONDS)
+    totals["limit"] = sum(worker.get("limit", 0) for worker in live)
     etas = [dataset["eta_seconds"] for dataset in datasets if dataset["eta_seconds"] is not None]
     totals["eta_seconds"] = max(etas) if etas else None
     return totals

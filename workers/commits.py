@@ -100,11 +100,11 @@ class Commits:
         settled = [outcome.settled for outcome in outcomes if outcome.settled is not None]
         segment, size = self._insist(lambda: self._writer.append(dataset, lines))
         counted = self._insist(lambda: self._ledger.settle(dataset, settled, segment=segment, committed_bytes=size))
-        voids = [
-            encode_line(Void(Voided(record.index, record.attempt)))
-            for record, counts in zip(settled, counted, strict=True)
-            if not counts
-        ]
+        voids = []
+        for outcome, record, counts in zip(outcomes, settled, counted, strict=True):
+            if not counts:
+                voids.append(encode_line(Void(Voided(record.index, record.attempt))))
+                outcome.supersede()
         if voids:
             self.superseded += len(voids)
             voided_in, end = self._insist(lambda: self._writer.append(dataset, voids))
@@ -120,7 +120,10 @@ class Commits:
             for outcome, reject in zip(outcomes, rejects, strict=True)
         ]
         self._insist(lambda: append_rejects(self._output, dataset, rejects))
-        self._insist(lambda: self._ledger.reject(dataset, ended))
+        counted = self._insist(lambda: self._ledger.reject(dataset, ended))
+        for outcome, counts in zip(outcomes, counted, strict=True):
+            if not counts:
+                outcome.supersede()
 
     def _insist(self, step: Callable[[], T]) -> T:
         """Repeat a step until it succeeds; each may be: the writer leaves no part behind, scripts are idempotent."""

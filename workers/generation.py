@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 import redis
 
 from common.ledger import OPEN_STATES, Ledger, Settled
-from common.payload import Packer
+from common.payload import UNREADABLE, Packer, Payload
 from common.records import Written, encode_line, sample_id, timestamp
 from common.rejects import Reject
 from workers.commits import Commits
@@ -32,6 +32,8 @@ _AHEAD_SECONDS = 0.02
 _MAX_AHEAD = 64
 _RATE_SECONDS = 2.0
 _REDIS_RETRY_SECONDS = 1.0
+# How soon a second signal is noticed.
+_HURRY_SECONDS = 0.1
 # How long the servers have to answer an abort before the calls are given up.
 _ABORT_SECONDS = 5.0
 # How long a stopping worker tries to write and count its last answers on a full disk or without Redis.
@@ -69,6 +71,7 @@ class Generation:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._packer = Packer()
         self._closing = False
+        self._drain_until = 0.0
         self._ended = 0
         self._rate = 0.0  # samples ended a second
         self._rate_since = (time.monotonic(), 0)
@@ -101,7 +104,7 @@ class Generation:
 
     def fill(self) -> None:
         """Start what may start, claim what will be needed."""
-        if self._closing or self._commits.trouble:
+        if self._stopped():
             return
         while self._backlog and len(self._running) < self.limit:
             sample = self._backlog.popleft()
@@ -109,6 +112,10 @@ class Generation:
             self._running[task] = sample
         if self._bells and self._claiming is None and self._wanted() > 0:
             self._claiming = asyncio.get_running_loop().create_task(self._claim())
+
+    def _stopped(self) -> bool:
+        """Whether nothing new may start: the worker ends, or its answers cannot be written or counted."""
+        return self._closing or bool(self._commits.trouble)
 
     def _wanted(self) -> int:
         """How many samples more keep the slots full until the next claim has answered."""
@@ -119,33 +126,34 @@ class Generation:
         """Claim whole messages until enough samples are at hand."""
         loop = asyncio.get_running_loop()
         try:
-            while self._bells and not self._closing and (wanted := self._wanted()) > 0:
+            while self._bells and not self._stopped() and (wanted := self._wanted()) > 0:
                 bells: list[Doorbell] = []
                 while self._bells and wanted > 0:
                     bells.append(self._bells.popleft())
                     wanted -= len(bells[-1].indices)
-                try:
-                    claimed = await loop.run_in_executor(self._thread, self._claim_bells, bells)
-                except redis.RedisError as error:
-                    log.warning("claims wait, Redis does not answer: %s", error)
-                    self._bells.extendleft(reversed(bells))
+                samples, unclaimed = await loop.run_in_executor(self._thread, self._claim_bells, bells)
+                self._bells.extendleft(reversed(unclaimed))
+                self._take(bells[: len(bells) - len(unclaimed)], samples)
+                if unclaimed:
                     await asyncio.sleep(_REDIS_RETRY_SECONDS)
-                else:
-                    self._take(bells, claimed)
         finally:
             self._claiming = None
         self.fill()
 
-    def _claim_bells(self, bells: Sequence[Doorbell]) -> list[Sample]:
-        """In the claiming thread: claim the samples of `bells` and unpack their prompts."""
+    def _claim_bells(self, bells: Sequence[Doorbell]) -> tuple[list[Sample], Sequence[Doorbell]]:
+        """In the claiming thread: claim for `bells`; answers the samples, and the messages left where Redis failed."""
         samples: list[Sample] = []
-        for bell in bells:
-            claimed, refused = self._ledger.claim(bell.dataset, self._owner, self._lease_seconds, bell.indices)
+        for done, bell in enumerate(bells):
+            try:
+                claimed, refused = self._ledger.claim(bell.dataset, self._owner, self._lease_seconds, bell.indices)
+            except redis.RedisError as error:
+                log.warning("claims wait, Redis does not answer: %s", error)
+                return samples, bells[done:]
             self._leases.hold(claimed)
             if refused:
                 log.debug("%s: not claimed: %s", bell.dataset, refused)
-            samples += [Sample(one, self._packer.unpack(one.payload), bell) for one in claimed]
-        return samples
+            samples += [Sample(one, bell) for one in claimed]
+        return samples, []
 
     def _take(self, bells: Sequence[Doorbell], samples: Sequence[Sample]) -> None:
         for sample in samples:
@@ -163,6 +171,12 @@ class Generation:
         assert task is not None
         try:
             outcome = await self._outcome(sample)
+        except Exception:  # the task boundary: a fault of ours must not hold a sample for ever
+            # Its lease is no longer renewed: it runs out, counts as a lost attempt, and the third one ends the sample.
+            log.exception("%s %d: given up after a fault", sample.claimed.dataset, sample.claimed.index)
+            self._leases.drop([sample.claimed])
+            self._finish(sample, "failed")
+            outcome = None
         finally:
             del self._running[task]
             self.fill()
@@ -171,11 +185,14 @@ class Generation:
 
     async def _outcome(self, sample: Sample) -> Outcome | None:
         """A record or a reject; None where the sample was given back instead."""
-        payload = sample.payload
+        try:
+            payload = self._packer.unpack(sample.claimed.payload)
+        except UNREADABLE as error:
+            return _rejected(sample, {}, "bad_payload", f"what Redis holds of its prompt cannot be read: {error}")
         if payload.largest_id >= self._vocab_size:
             # An id outside the vocabulary kills a real server. The feed refuses such rows; this is the last door.
             detail = f"id {payload.largest_id} is outside the model's vocabulary of {self._vocab_size} ids"
-            return _rejected(sample, "id_out_of_range", detail)
+            return _rejected(sample, payload.meta, "id_out_of_range", detail)
         try:
             answer, server, seconds = await self._client.generate(
                 payload.input_ids, prompt_tokens=payload.prompt_tokens
@@ -186,8 +203,8 @@ class Generation:
             if bad.outcome is Verdict.HALT:
                 await self._halt(sample, bad)
                 return None
-            return _rejected(sample, bad.reason, bad.detail)
-        return _recorded(sample, answer, server, seconds)
+            return _rejected(sample, payload.meta, bad.reason, bad.detail)
+        return _recorded(sample, payload, answer, server, seconds)
 
     def committed(self, outcomes: Sequence[Outcome]) -> None:
         """Called with outcomes that are durable and counted: ends their leases and messages."""
@@ -216,14 +233,16 @@ class Generation:
 
     async def _halt(self, sample: Sample, bad: BadAnswer) -> None:
         """Stop all datasets: what this answer says is true of every sample."""
-        log.error("the run is halted: %s", bad)
 
         def halt() -> None:
-            for dataset in self._ledger.datasets():
-                self._ledger.transition(dataset, "halted", OPEN_STATES, str(bad))
+            before = [self._ledger.transition(one, "halted", OPEN_STATES, str(bad)) for one in self._ledger.datasets()]
+            if not set(OPEN_STATES).isdisjoint(before):  # else another call was faster, and has said it
+                log.error("the run is halted: %s", bad)
 
+        unstarted = list(self._backlog)
+        self._backlog.clear()
         await self._with_ledger(halt)
-        await self._give_back([sample])
+        await self._give_back([sample, *unstarted])
 
     async def _give_back(self, samples: Sequence[Sample]) -> None:
         """Release leases; the keeper sends the samples to another worker within its next tick."""
@@ -260,12 +279,18 @@ class Generation:
         await self._give_back(unstarted)
         if self._running and seconds > 0:
             log.warning("waiting up to %.0f s for %d answers in flight", seconds, len(self._running))
-            await asyncio.wait(list(self._running), timeout=seconds)
+            self._drain_until = time.monotonic() + seconds
+            while self._running and (left := self._drain_until - time.monotonic()) > 0:
+                await asyncio.wait(list(self._running), timeout=min(left, _HURRY_SECONDS))
         if self._running:
             await self._abort()
         await self._commits.flush(_COMMIT_SECONDS)
         self._thread.shutdown()
         self._ledger.close()
+
+    def hurry(self) -> None:
+        """Let drain() wait no longer for answers in flight."""
+        self._drain_until = 0.0
 
     async def _abort(self) -> None:
         running = dict(self._running)
@@ -281,8 +306,8 @@ class Generation:
         await self._give_back([sample for sample in running.values() if self._leases.holds(sample.claimed)])
 
 
-def _recorded(sample: Sample, answer: Answer, server: str, seconds: float) -> Outcome:
-    claimed, payload = sample.claimed, sample.payload
+def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, seconds: float) -> Outcome:
+    claimed = sample.claimed
     line = encode_line(
         Written(
             dataset=claimed.dataset,
@@ -313,6 +338,6 @@ def _recorded(sample: Sample, answer: Answer, server: str, seconds: float) -> Ou
     return Outcome(sample, line=line, settled=settled, end=answer.finish_reason)
 
 
-def _rejected(sample: Sample, reason: str, detail: str) -> Outcome:
-    reject = Reject(index=sample.claimed.index, reason=reason, detail=detail, id=sample.payload.meta.get("id"))
+def _rejected(sample: Sample, meta: Mapping[str, Any], reason: str, detail: str) -> Outcome:
+    reject = Reject(index=sample.claimed.index, reason=reason, detail=detail, id=meta.get("id"))
     return Outcome(sample, reject=reject, end=reason)

@@ -126,7 +126,7 @@ class Keeper:
             self._reject(dataset, ended)
 
     def _reject(self, dataset: str, ended: list[Lapsed]) -> None:
-        detail = f"its worker died {MAX_TRIES} times while it had this sample"
+        detail = f"its worker died, or failed, {MAX_TRIES} times while it had this sample"
         rejects = [Reject(index=one.index, reason="worker_lost", detail=detail, id=None) for one in ended]
         append_rejects(self._settings.output, dataset, rejects)
         self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])

@@ -45,9 +45,12 @@ class Leases:
         """These are settled, rejected or released."""
         with self._lock:
             for sample in samples:
-                held = self._held.get(sample.dataset, {})
-                if held.get(sample.index) == sample.attempt:
-                    del held[sample.index]
+                self._forget(sample.dataset, sample.index, sample.attempt)
+
+    def _forget(self, dataset: str, index: int, attempt: int) -> None:
+        held = self._held.get(dataset, {})
+        if held.get(index) == attempt:
+            del held[index]
 
     def holds(self, sample: Claimed) -> bool:
         """Whether `sample` is held by the attempt that claimed it."""
@@ -89,7 +92,11 @@ class Leases:
         with self._lock:
             held = {dataset: list(samples.items()) for dataset, samples in self._held.items() if samples}
         for dataset, samples in held.items():
-            lost = self._ledger.renew(dataset, self._owner, self._lease_seconds, samples)
+            lost = set(self._ledger.renew(dataset, self._owner, self._lease_seconds, samples))
             if lost:
                 self.lost += len(lost)
                 log.warning("%s: %d samples went to another attempt; their answers will be voided", dataset, len(lost))
+                with self._lock:
+                    for index, attempt in samples:
+                        if index in lost:
+                            self._forget(dataset, index, attempt)

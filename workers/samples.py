@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.ledger import Claimed, Settled
-from common.payload import Payload
 from common.rejects import Reject
 
 
@@ -29,19 +28,23 @@ class Doorbell:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sample:
-    """A claimed sample, its prompt, and the message it came with."""
+    """A claimed sample, and the message it came with."""
 
     claimed: Claimed
-    payload: Payload
     bell: Doorbell
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Outcome:
-    """How a sample ended: with a record (`line` and `settled`), or with a `reject`."""
+    """How a sample ended: with a record (`line` and `settled`), or with a `reject`. A superseded one has neither."""
 
     sample: Sample
     line: bytes = b""
     settled: Settled | None = None
     reject: Reject | None = None
-    end: str = ""  # "stop", "length", or a reject's reason
+    end: str = ""  # "stop", "length", a reject's reason, or "superseded"
+
+    def supersede(self) -> None:
+        """Another attempt has ended the sample: this outcome counts for nothing."""
+        self.settled = self.reject = None
+        self.end = "superseded"

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 from collections import deque
 from typing import Any
 
@@ -38,6 +40,7 @@ class Service:
     async def start(self) -> None:
         """Begin; returns at once. Messages that come before the model is known wait."""
         self._starting = asyncio.get_running_loop().create_task(self._start())
+        self._starting.add_done_callback(_end_if_failed)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,3 +117,10 @@ class Service:
         await self._client.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._leases.stop)
         self._commits.close()
+
+
+def _end_if_failed(starting: asyncio.Task[None]) -> None:
+    """A worker that cannot begin must not look as if it worked: it ends, and whoever started it sees that."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        log.critical("this worker cannot begin: %s", error, exc_info=error)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -96,6 +96,9 @@ def _turns(value: Any) -> Sequence[Mapping[str, Any]]:
     last = max((number for number, turn in enumerate(value) if turn["role"] in _ANSWERED), default=-1)
     if last < 0:
         raise BadRow("no_user_turn")
+    content = value[last]["content"]
+    if value[last]["role"] == "user" and isinstance(content, str) and not content.strip():
+        raise BadRow("bad_messages", f"turn {last} (user) asks with a blank text")
     return value[: last + 1]
 
 

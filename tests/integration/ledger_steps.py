@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from common.ledger import Claimed, Ledger, Settled
 from common.ledger._keys import keys_of
@@ -56,3 +56,10 @@ def counts(ledger: Ledger) -> tuple[int, int, int, int]:
 def every_key(ledger: Ledger) -> set[str]:
     """What Redis holds, by name."""
     return {key.decode() for key in ledger.redis.scan_iter()}
+
+
+def lapse_all(ledger: Ledger, dataset: str) -> None:
+    """Turn the clock for every lease of `dataset`: they ran out."""
+    key = keys_of(dataset).leases
+    leased = cast("list[bytes]", ledger.redis.zrange(key, 0, -1))
+    ledger.redis.zadd(key, {index.decode(): 1 for index in leased}, xx=True)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from common.ledger import DatasetState, Ledger, Settled
@@ -225,6 +226,7 @@ def test_one_feed_has_the_lock(ledger: Ledger) -> None:
     assert ledger.feeding("b1", 30).acquire()
 
 
+@profile(deadline=None)
 @given(
     done=st.sets(st.integers(0, 70), max_size=20),
     first=st.integers(0, 70),

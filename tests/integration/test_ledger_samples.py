@@ -107,6 +107,20 @@ def test_the_settled_length_of_a_segment_only_grows(ledger: Ledger) -> None:
     assert ledger.committed()["b1/w1-0.jsonl"] == 300
 
 
+def test_a_segment_with_a_superseded_record_is_settled_only_after_its_void(ledger: Ledger) -> None:
+    feed(ledger, 2)
+    late, good = claim(ledger, 0, 1)
+    ledger.release("b1", [pair(late)], failed=False)
+    claim(ledger, 0, owner="w2")
+
+    counted = ledger.settle("b1", [record(late), record(good)], segment="b1/w1-0.jsonl", committed_bytes=500)
+
+    assert counted == [False, True]
+    assert ledger.committed() == {}
+    ledger.set_committed("b1/w1-0.jsonl", 560)
+    assert ledger.committed() == {"b1/w1-0.jsonl": 560}
+
+
 # Rebuild
 
 
@@ -289,6 +303,8 @@ def test_a_call_carries_more_samples_than_one_script_takes(ledger: Ledger) -> No
     assert now.completion_tokens == sum(range(501, many))
     assert now.squared_tokens == sum(tokens**2 for tokens in range(501, many))
     assert ledger.done_among("b1", 0, 2 * many) == set(range(many))
+    assert ledger.committed() == {}  # the superseded ones are to be voided first
+    ledger.settle("b1", records[501:], segment="b1/w1-0.jsonl", committed_bytes=7)
     assert ledger.committed() == {"b1/w1-0.jsonl": 7}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.payload import Packer
@@ -18,6 +18,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.di
 metas = st.dictionaries(text, values, max_size=4)
 
 
+@settings(deadline=None)
 @given(input_ids=ids, meta=metas)
 def test_a_payload_comes_back_as_it_was(input_ids: list[int], meta: dict[str, Any]) -> None:
     packer = Packer()
@@ -30,6 +31,7 @@ def test_a_payload_comes_back_as_it_was(input_ids: list[int], meta: dict[str, An
     assert payload.meta == meta
 
 
+@settings(deadline=None)
 @given(prompts=st.lists(ids, min_size=1, max_size=5))
 def test_one_packer_serves_many_prompts(prompts: list[list[int]]) -> None:
     packer = Packer()

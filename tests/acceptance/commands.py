@@ -1,0 +1,32 @@
+"""Running the real command line as a person does: in a process of its own, in a folder of its own, in an empty HOME."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TOKENMILL = (sys.executable, "-m", "producer.cli.main")
+EXAMPLE_IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """An environment in which nothing of ours, and nobody's home, is known."""
+    ours = {name for name in os.environ if name.startswith(("TOKENMILL_", "HF_", "TRANSFORMERS_"))}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return kept | {"HOME": str(home), "COLUMNS": "80"} | more
+
+
+def tokenmill(
+    *arguments: str | Path, folder: Path, seconds: float = 90, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in `folder`; `more` is added to its environment."""
+    return subprocess.run(
+        [*TOKENMILL, *map(str, arguments)],
+        cwd=folder,
+        env=environment(folder, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
