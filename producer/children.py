@@ -27,7 +27,8 @@ class Child:
     def __init__(self, name: str, arguments: Sequence[str], config: Path, log_file: Path | None) -> None:
         """`arguments` follow `tokenmill`; output goes to `log_file`, or to our own standard error."""
         self.name = name
-        self._arguments = [sys.executable, "-m", "producer.cli.main", *arguments]
+        # -P: a package named common or workers in the folder that we were called from is not ours.
+        self._arguments = [sys.executable, "-P", "-m", "producer.cli.main", *arguments]
         self._environment = _environment(config)
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,12 +1,14 @@
 """`tokenmill demo`: the whole path on this machine, with a simulated server and the project's own prompts."""
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import TokenmillError, UsageError
+from common.settings import ENV_PREFIX, RESERVED_ENV
 from producer.children import Child
 
 _MARK = "# Written by `tokenmill demo`"
@@ -57,13 +59,25 @@ def examples() -> Path:
     return installed if installed.is_dir() else Path(__file__).parents[1] / "examples"
 
 
-def prepare(folder: Path, url: str) -> Path:
-    """A fresh demo folder with its configuration; an earlier demo's is replaced, anything else is left alone."""
+def forget_settings() -> None:
+    """Drop TOKENMILL_ settings from the environment: a demo must not write into a real job's output."""
+    for name in list(os.environ):
+        if name.startswith(ENV_PREFIX) and name not in RESERVED_ENV:
+            del os.environ[name]
+
+
+def clear(folder: Path) -> None:
+    """Make room for a demo: an earlier demo's folder is removed; anything else is left alone, with a UsageError."""
     config = folder / "tokenmill.toml"
     if folder.exists() and any(folder.iterdir()):
         if not config.is_file() or not config.read_text(encoding="utf-8").startswith(_MARK):
             raise UsageError(f"{folder} exists and is not an earlier demo's; name another folder with -o")
         shutil.rmtree(folder)
+
+
+def configure(folder: Path, url: str) -> Path:
+    """The demo's folder with its configuration, whose path is the answer."""
+    config = folder / "tokenmill.toml"
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(_CONFIG.format(mark=_MARK, url=url, examples=examples()), encoding="utf-8")
     return config

@@ -30,14 +30,14 @@ class _Datasets:
         self._snapshot = snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for left_out in range(len(_EXPENDABLE) + 1):
-            grid = self._grid(set(_EXPENDABLE[:left_out]))
+        for gap, left_out in ((2, 0), *((1, n) for n in range(len(_EXPENDABLE) + 1))):
+            grid = self._grid(gap, set(_EXPENDABLE[:left_out]))
             if console.measure(grid, options=options.update(max_width=1000)).maximum <= options.max_width:
                 break
         yield grid
 
-    def _grid(self, left_out: set[str]) -> Table:
-        grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    def _grid(self, gap: int, left_out: set[str]) -> Table:
+        grid = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", expand=False)
         grid.add_column("dataset", max_width=_NAME_CHARACTERS, overflow="fold")
         grid.add_column("state", no_wrap=True)
         shown = [at for at, name in enumerate(_FIGURES) if name not in left_out]

@@ -126,7 +126,7 @@ def read_run_file(output: Path) -> dict[str, Any] | None:
     path = output / "run.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(

@@ -30,10 +30,12 @@ _TICK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 # What a worker needs beyond its drain to abort, commit and close.
 _STOP_SECONDS = 20.0
+# How long processes that were told twice to stop have for that.
+_HURRY_SECONDS = 10.0
 
 
-class Interrupted(Exception):
-    """The first Ctrl-C or TERM: drain. A second one leaves at once."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or TERM. The first: drain. The second: abort what is in flight. The third: kill."""
 
 
 def run(
@@ -48,7 +50,7 @@ def run(
     Everything was checked before: nothing is written for a job that cannot run.
     """
     settings.output.mkdir(parents=True, exist_ok=True)
-    with _server(settings) as server, _signals():
+    with _signals(), _server(settings) as server:
         ledger = Ledger.connect(settings.redis_url)
         if server is None:
             _refuse_a_second_run(ledger, settings)
@@ -70,16 +72,25 @@ def run(
                 f"stopping: waiting up to {settings.worker.drain_seconds:.0f} s for answers in flight "
                 "(Ctrl-C again leaves at once)"
             )
-        try:
-            stop_all(children, settings.worker.drain_seconds + _STOP_SECONDS if interrupted else _STOP_SECONDS)
-        except Interrupted:
-            stop_all(children, 0)
+        finally:
+            _stop(children, settings.worker.drain_seconds + _STOP_SECONDS)
         try:
             last = snapshot(ledger)
         except redis.RedisError as error:
             log.warning("Redis did not answer for the last figures: %s", error)
         ledger.close()
         return last, interrupted
+
+
+def _stop(children: Sequence[Child], seconds: float) -> None:
+    """TERM to all, and once more when interrupted: a worker then gives back at once what is in flight."""
+    for patience in (seconds, _HURRY_SECONDS):
+        try:
+            stop_all(children, patience)
+        except Interrupted:
+            continue
+        return
+    stop_all(children, 0)
 
 
 @contextmanager

@@ -14,18 +14,22 @@ from workers.segment_writer import SegmentWriter
 
 
 def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> int:
-    """Settle what lies beyond the settled bytes of the dataset's segments; answers how many records were found.
+    """Settle what lies beyond the settled bytes of the dataset's segments; answers how many records count.
 
-    A record whose sample is done by another attempt is voided, in a segment of the keeper's own.
+    A record whose sample another attempt has by now is voided, in a segment of the keeper's own.
     """
     committed = ledger.committed()
-    found = 0
+    counted = 0
     for path in segment_paths(output, dataset):
         name = f"{dataset}/{path.name}"
         start = committed.get(name, 0)
-        if path.stat().st_size > start:
-            found += _adopt_tail(ledger, writer, path, dataset, name, start)
-    return found
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            continue  # it held nothing: its writer, whose disk is full, took it back
+        if size > start:
+            counted += _adopt_tail(ledger, writer, path, dataset, name, start)
+    return counted
 
 
 def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str, name: str, start: int) -> int:
@@ -44,9 +48,7 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
         Settled(h.index, h.attempt, h.prompt_tokens, h.completion_tokens, h.cached_tokens, h.flags)
         for h in heads.values()
     ]
-    # Whatever the current attempt is: an answer that exists is worth more than one under way, and after Redis lost its
-    # last second the ledger may not know the attempt at all.
-    counted = ledger.settle(dataset, records, segment=name, committed_bytes=end, rebuild=True)
+    counted = ledger.settle(dataset, records, segment=name, committed_bytes=end)
     voids = [
         encode_line(Void(Voided(record.index, record.attempt)))
         for record, counts in zip(records, counted, strict=True)
@@ -56,7 +58,7 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
         segment, size = writer.append(dataset, voids)
         ledger.set_committed(name, end)
         ledger.set_committed(segment, size)
-    return len(records)
+    return sum(counted)
 
 
 def _note(item: Entry, heads: dict[tuple[int, int], Head]) -> None:

@@ -71,7 +71,7 @@ class Generation:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._packer = Packer()
         self._closing = False
-        self._drain_until = 0.0
+        self._hurried = False
         self._ended = 0
         self._rate = 0.0  # samples ended a second
         self._rate_since = (time.monotonic(), 0)
@@ -279,8 +279,8 @@ class Generation:
         await self._give_back(unstarted)
         if self._running and seconds > 0:
             log.warning("waiting up to %.0f s for %d answers in flight", seconds, len(self._running))
-            self._drain_until = time.monotonic() + seconds
-            while self._running and (left := self._drain_until - time.monotonic()) > 0:
+            until = time.monotonic() + seconds
+            while self._running and not self._hurried and (left := until - time.monotonic()) > 0:
                 await asyncio.wait(list(self._running), timeout=min(left, _HURRY_SECONDS))
         if self._running:
             await self._abort()
@@ -289,8 +289,8 @@ class Generation:
         self._ledger.close()
 
     def hurry(self) -> None:
-        """Let drain() wait no longer for answers in flight."""
-        self._drain_until = 0.0
+        """Let drain(), also one to come, wait no longer for answers in flight."""
+        self._hurried = True
 
     async def _abort(self) -> None:
         running = dict(self._running)

@@ -4,13 +4,15 @@ It takes lapsed leases back, counts what dead workers left written, sets the roo
 again, and asks for feeds. It keeps nothing that it could not lose: every tick starts from the ledger.
 """
 
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery import Celery
 from redis.exceptions import LockError
 
-from common.broker import Sender, pending_samples
+from common.broker import PRODUCE_QUEUE, Sender, pending_samples, waiting_messages
 from common.ledger import ENDED_STATES, OPEN_STATES, DatasetState, Lapsed, Ledger
 from common.rejects import Reject, append_rejects
 from common.settings import Settings
@@ -29,10 +31,13 @@ _MESSAGE_MS = 2_000
 # What may wait in Redis: two rounds of the slots and some seconds of the measured rate, within these bounds.
 _MIN_WINDOW, _MAX_WINDOW = 64, 5_000
 _WINDOW_SECONDS = 4.0
+# A feed is asked for below this share of the window. At 2,500 answers/s the largest window lasts 2 s, and what is seen
+# a tick too late must still be there when the feed comes: half of it would not.
+_FED_BELOW = 0.75
 _RATE_WEIGHT = 0.3  # of the newest second, in the running rates
 # A message holds what a worker with all its slots full answers in so many seconds: 1 sample where answers take
-# minutes, 16 where 128 slots answer 800 a second.
-_MESSAGE_SECONDS = 0.02
+# minutes, 16 where 128 slots answer 320 a second. One sample a message costs a worker 1.6 ms of CPU, 16 cost 0.4 each.
+_MESSAGE_SECONDS = 0.05
 _MAX_PER_MESSAGE = 32
 
 
@@ -66,8 +71,14 @@ class Keeper:
             return False
         try:
             slots, workers = self._slots()
+            feeds_wait = waiting_messages(self._ledger.redis, PRODUCE_QUEUE) > 0
+            in_messages = functools.cache(lambda: pending_samples(self._ledger.redis))  # one look a tick, if any
             for dataset in self._ledger.datasets():
-                self._keep(dataset, slots, workers)
+                try:
+                    if self._keep(dataset, slots, workers, in_messages) and not feeds_wait:
+                        self._sender.feed(dataset)
+                except OSError as error:
+                    log.error("%s: its files cannot be read or written (%s)", dataset, error)
         finally:
             try:
                 lock.release()
@@ -87,12 +98,13 @@ class Keeper:
                 self._ledger.heartbeat(name, None)
         return sum(limits), len(limits)
 
-    def _keep(self, dataset: str, slots: int, workers: int) -> None:
+    def _keep(self, dataset: str, slots: int, workers: int, in_messages: Callable[[], dict[str, set[int]]]) -> bool:
+        """One dataset's share of a tick; answers whether it needs rows."""
         state = self._ledger.snapshot(dataset)
         if dataset not in self._adopted or (state.state in OPEN_STATES and state.in_flight == 0):
             # At the start, and before a dataset can end: its files and its books must be the same.
-            if found := adopt(self._ledger, self._writer, self._settings.output, dataset):
-                log.warning("%s: %d records of workers that stopped were counted", dataset, found)
+            if counted := adopt(self._ledger, self._writer, self._settings.output, dataset):
+                log.warning("%s: %d records of workers that stopped were counted", dataset, counted)
                 state = self._ledger.snapshot(dataset)
             self._adopted.add(dataset)
         self._take_back(dataset)
@@ -108,10 +120,10 @@ class Keeper:
         )
         if state_after != state.state and state_after in ENDED_STATES:
             log.warning("%s: %s -> %s, %s tokens", dataset, state.state, state_after, f"{state.spent_tokens:,}")
-        if state_after == "open" and room > 0:
-            self._resend(state, room, per_message)
-            if not state.ended and state.queued < min(self._window(rates, slots) / 2, room):
-                self._sender.feed(dataset)
+        if state_after != "open" or room <= 0:
+            return False
+        self._resend(state, room, per_message, in_messages)
+        return not state.ended and state.queued < min(self._window(rates, slots) * _FED_BELOW, room)
 
     def _take_back(self, dataset: str) -> None:
         """Samples of workers that no longer renew their leases: first count what they had written."""
@@ -132,18 +144,20 @@ class Keeper:
         self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])
         log.error("%s: rejected %s: %s", dataset, [one.index for one in ended], detail)
 
-    def _resend(self, state: DatasetState, room: int, per_message: int) -> None:
+    def _resend(
+        self, state: DatasetState, room: int, per_message: int, in_messages: Callable[[], dict[str, set[int]]]
+    ) -> None:
         """Send messages for samples that are in none: given back, lost at a pop, or once refused for want of room."""
         dataset = state.name
         due = self._ledger.due(dataset, state.now_ms - _MESSAGE_MS)
         if not due:
             return
         given_back = self._ledger.due(dataset, 0)
-        in_messages = pending_samples(self._ledger.redis, dataset) if len(due) > len(given_back) else set()
-        missing = [index for index in due if index not in in_messages][:room]
+        waiting = in_messages().get(dataset, set()) if len(due) > len(given_back) else set()
+        missing = [index for index in due if index not in waiting][:room]
         sent = self._ledger.resend(dataset, state.now_ms, missing)
         if sent:
-            self._sender.generate(dataset, sent, per_message)
+            self._sender.generate(dataset, sorted(sent), per_message)
             log.info("%s: %d samples sent again", dataset, len(sent))
 
     def _measure(self, state: DatasetState) -> _Rates:

@@ -81,12 +81,14 @@ class Leases:
         while not self._stop.wait(period):
             due -= period
             try:
-                self._ledger.heartbeat(self._owner, facts())
                 if due <= 0:
                     self._renew()
                     due = self._lease_seconds / 4
+                self._ledger.heartbeat(self._owner, facts())
             except redis.RedisError as error:
                 log.warning("leases could not be renewed, Redis does not answer: %s", error)
+            except Exception:  # the thread's boundary: without it every sample would be generated twice
+                log.exception("a heartbeat failed")
 
     def _renew(self) -> None:
         with self._lock:

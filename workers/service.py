@@ -44,16 +44,16 @@ class Service:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        model = None
-        while model is None:
+        while self._generation is None:
             try:
                 model = await loop.run_in_executor(None, self._read_model)
+                if model is not None:
+                    self._assemble(vocab_size=int(model["vocab_size"]), weight_version=model.get("weight_version"))
+                    break
             except (redis.RedisError, RedisUnavailable) as error:
                 log.warning("%s", error)
-            if model is None:
-                # Written by `enqueue` and `run` before the first sample: nothing can be missed by waiting.
-                await asyncio.sleep(_WAIT_SECONDS)
-        self._assemble(vocab_size=int(model["vocab_size"]), weight_version=model.get("weight_version"))
+            # Written by `enqueue` and `run` before the first sample: nothing can be missed by waiting.
+            await asyncio.sleep(_WAIT_SECONDS)
         while self._early:
             self.ring(self._early.popleft())
 
@@ -106,6 +106,11 @@ class Service:
         self._limit = limit
         if self._generation is not None:
             self._generation.set_limit(limit)
+
+    def hurry(self) -> None:
+        """End a drain that is under way, or to come: give back what is in flight."""
+        if self._generation is not None:
+            self._generation.hurry()
 
     async def stop(self, drain_seconds: float) -> None:
         """Drain, give back, close; leases are renewed until the last answer is committed."""

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -95,10 +94,6 @@ def _one_sentence(error: click.ClickException) -> str:
 
 def _explain(error: Exception) -> int:
     """Say what is wrong in a sentence; a fault of ours keeps its traceback."""
-    if isinstance(error, BrokenPipeError):
-        # Who reads our output has seen enough, as `head` has. Python flushes once more at its end: to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     import redis
 
     from common.errors import TokenmillError

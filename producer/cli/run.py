@@ -47,12 +47,14 @@ def demo(output: Path) -> int:
     """
     import tempfile
 
-    from producer.demo import prepare, simulator
+    from producer.demo import clear, configure, forget_settings, simulator
     from producer.run import stderr_console
 
     console = stderr_console()
+    forget_settings()
+    clear(output.absolute())
     with tempfile.TemporaryDirectory(prefix="tokenmill-demo-") as scratch, simulator(Path(scratch)) as url:
-        config = prepare(output.absolute(), url)
+        config = configure(output.absolute(), url)
         click.echo(f"simulated SGLang on {url}, output in {output}", err=True)
         code = _run(config, console)
     if code == 0:

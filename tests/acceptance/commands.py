@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOKENMILL = (sys.executable, "-m", "producer.cli.main")
+# -P, as the console script: what lies in the current folder is not ours.
+TOKENMILL = (sys.executable, "-P", "-m", "producer.cli.main")
 EXAMPLE_IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
 
 
@@ -16,9 +17,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return kept | {"HOME": str(home), "COLUMNS": "80"} | more
 
 
-def tokenmill(
-    *arguments: str | Path, folder: Path, seconds: float = 90, **more: str
-) -> subprocess.CompletedProcess[str]:
+def tokenmill(*arguments: str | Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in `folder`; `more` is added to its environment."""
     return subprocess.run(
         [*TOKENMILL, *map(str, arguments)],
@@ -27,6 +26,6 @@ def tokenmill(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=110,
         check=False,
     )

@@ -25,7 +25,9 @@ def simulate() -> Iterator[Simulate]:
             command = [*TOKENMILL, "simulate", "--port", "0", "--port-file", str(port_file), *options]
             with (folder / "server.log").open("ab") as log:
                 servers.append(subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log))
-            wait_until(f"the server with {options} has started", port_file.exists, 60)
+            ready = lambda: port_file.exists() or servers[-1].poll() is not None  # noqa: E731
+            wait_until(f"the server with {options} has started", ready, 60)
+            assert port_file.exists(), (folder / "server.log").read_text()
             return f"http://127.0.0.1:{port_file.read_text().strip()}"
 
         yield start

@@ -55,6 +55,12 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return total / _TICKS
 
 
+def busy_seconds() -> float:
+    """What all processors together have worked so far, for whomever."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
 def rss_mb(pids: Sequence[int]) -> float:
     """Resident memory of these processes, in MB."""
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
@@ -68,7 +74,8 @@ def tree(pid: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """The children of a process, whichever of its threads started them."""
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def child_named(pid: int, word: str) -> int:

@@ -13,15 +13,16 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from common.broker import GENERATE_QUEUE, waiting_messages
 from common.ledger import Ledger
 from producer.embedded import EmbeddedRedis
-from tests.benchmarks.processes import child_named, cpu_seconds, rss_mb, started, tree, wait_for
+from tests.benchmarks.processes import busy_seconds, child_named, cpu_seconds, rss_mb, started, tree, wait_for
 from tests.benchmarks.prompts import Prompts
 
 _REPO = Path(__file__).parents[2]
@@ -62,10 +63,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run did: a rate, the share of the slots in flight (0 to 1), and (CPU ms an answer, MB) by process."""
+    """What one run did: a rate, shares (0 to 1) of slots, time and cores, and (CPU ms an answer, MB) by process."""
 
     rate: float
-    in_flight: float | None
+    in_flight: float  # of the slots
+    others: float  # of the cores, that other work on this machine took
+    queue_empty: float | None = None  # of the looks at it
     processes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -75,7 +78,14 @@ def server(folder: Path, *timing: str) -> Iterator[tuple[str, int]]:
     port = folder / "port"
     port.unlink(missing_ok=True)
     arguments = ["simulate", "--port-file", str(port), "--mean-tokens", str(_ANSWER_TOKENS), "--cv", "0"]
-    arguments += ["--vocab-size", str(_VOCAB_SIZE), "--max-total-tokens", "100000000", "--max-running-requests", "10000"]
+    arguments += [
+        "--vocab-size",
+        str(_VOCAB_SIZE),
+        "--max-total-tokens",
+        "100000000",
+        "--max-running-requests",
+        "10000",
+    ]
     with started("producer.cli.main", [*arguments, *timing], folder / "simulate.log") as process:
         wait_for("the simulated server listens", port.exists)
         yield f"http://127.0.0.1:{port.read_text().strip()}", process.pid
@@ -88,25 +98,55 @@ def plain_loop(given: Given, folder: Path, url: str, simulator: int) -> Figures:
     arguments += ["--sampling", json.dumps({"max_new_tokens": _MAX_NEW_TOKENS, "temperature": 1.0})]
     with started("tests.benchmarks.plain_loop", arguments, folder / "plain.log") as process:
         time.sleep(4)  # its start and its warm seconds
-        cpu, since = cpu_seconds([simulator]), time.monotonic()
-        share = mean_running(url, given.seconds - 2) / given.slots
-        server_share = (cpu_seconds([simulator]) - cpu) / (time.monotonic() - since)
+        pids = {"loop": [process.pid], "simulator": [simulator]}
+        cores = Cores(pids)
+        running = mean(lambda: running_at(url), given.seconds - 2)
+        cpu, others = cores.since()
         out, _ = process.communicate(timeout=60)
     told = json.loads(out)
-    simulated = 1000 * server_share / told["rate"], rss_mb([simulator])
-    return Figures(told["rate"], share, {"loop": (told["cpu_ms"], told["rss_mb"]), "simulator": simulated})
+    memory = {"loop": told["rss_mb"], "simulator": rss_mb([simulator])}
+    processes = {name: (1000 * share / told["rate"], memory[name]) for name, share in cpu.items()}
+    return Figures(told["rate"], running / given.slots, others, processes=processes)
 
 
-def mean_running(url: str, seconds: float) -> float:
-    """The mean number of requests that the server runs or holds waiting, looked at ten times a second."""
+class Cores:
+    """What each process, and all other work on this machine, take of the cores from now on."""
+
+    def __init__(self, pids: Mapping[str, list[int]]) -> None:
+        self._pids = pids
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, float, dict[str, float], float]:
+        return (
+            time.monotonic(),
+            busy_seconds(),
+            {name: cpu_seconds(of) for name, of in self._pids.items()},
+            cpu_seconds([os.getpid()]),
+        )
+
+    def since(self) -> tuple[dict[str, float], float]:
+        """CPU seconds a second by process, and the share of all cores that others took."""
+        (then, busy, cpu, own), (now, busy_now, cpu_now, own_now) = self._start, self._now()
+        spent = {name: (cpu_now[name] - cpu[name]) / (now - then) for name in cpu}
+        ours = sum(spent.values()) + (own_now - own) / (now - then)
+        return spent, max(0.0, (busy_now - busy) / (now - then) - ours) / len(os.sched_getaffinity(0))
+
+
+def mean(look: Callable[[], float], seconds: float) -> float:
+    """The mean of what is seen in ten looks a second."""
     seen = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        with urllib.request.urlopen(url + "/v1/loads", timeout=30) as response:
-            load = json.load(response)["loads"][0]
-        seen.append(load["num_running_reqs"] + load["num_waiting_reqs"])
+        seen.append(look())
         time.sleep(_POLL_SECONDS)
     return sum(seen) / len(seen)
+
+
+def running_at(url: str) -> int:
+    """The requests that the server runs or holds waiting; none if it answers at once."""
+    with urllib.request.urlopen(url + "/v1/loads", timeout=30) as response:
+        load = json.load(response)["loads"][0]
+    return int(load["num_running_reqs"]) + int(load["num_waiting_reqs"])
 
 
 @contextmanager
@@ -148,30 +188,27 @@ def whole_path(given: Given, folder: Path, url: str, simulator: int, *, at_once:
     with path(given, folder, url) as (ledger, pids):
         pids["simulator"] = [simulator]
         time.sleep(given.warm_seconds)
-        before = {name: cpu_seconds(of) for name, of in pids.items()}
-        done, since = ledger.snapshot(_DATASET).done, time.monotonic()
-        slots = given.slots * given.workers
-        in_flight = (worker_facts(ledger, given.seconds) if at_once else mean_running(url, given.seconds)) / slots
+        cores, done, since = Cores(pids), ledger.snapshot(_DATASET).done, time.monotonic()
+        empty = []
+
+        def look() -> float:
+            empty.append(waiting_messages(ledger.redis, GENERATE_QUEUE) == 0)
+            return calls_of_workers(ledger) if at_once else running_at(url)
+
+        in_flight = mean(look, given.seconds) / (given.slots * given.workers)
         state, seconds = ledger.snapshot(_DATASET), time.monotonic() - since
-        answers = state.done - done
-        if not answers or state.state != "open":
-            raise SystemExit(f"{answers} answers, and the dataset is {state.state}: give more --rows or fewer --seconds")
-        processes = {
-            name: (1000 * (cpu_seconds(of) - before[name]) / answers, rss_mb(of)) for name, of in pids.items()
-        }
+        cpu, others = cores.since()
+        rate = (state.done - done) / seconds
+        if not rate or state.state != "open":
+            raise SystemExit(f"{rate:.0f} answers/s, the dataset is {state.state}: give more --rows or fewer --seconds")
+        processes = {name: (1000 * share / rate, rss_mb(pids[name])) for name, share in cpu.items()}
         processes["all"] = (sum(cpu for cpu, _ in processes.values()), sum(mb for _, mb in processes.values()))
-        return Figures(answers / seconds, in_flight, processes)
+        return Figures(rate, in_flight, others, sum(empty) / len(empty), processes)
 
 
-def worker_facts(ledger: Ledger, seconds: float) -> float:
-    """The mean number of calls in flight as the workers' heartbeats tell it: an instant server has none running."""
-    seen = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(1)
-        workers = [facts for _, facts in ledger.processes().values() if facts["kind"] == "worker"]
-        seen.append(sum(facts["in_flight"] for facts in workers))
-    return sum(seen) / len(seen)
+def calls_of_workers(ledger: Ledger) -> int:
+    """The calls in flight as the workers' heartbeats tell it."""
+    return sum(facts["in_flight"] for _, facts in ledger.processes().values() if facts["kind"] == "worker")
 
 
 def report(title: str, plain: Sequence[Figures], queue: Sequence[Figures]) -> None:
@@ -180,8 +217,12 @@ def report(title: str, plain: Sequence[Figures], queue: Sequence[Figures]) -> No
     columns = [("plain loop", figures) for figures in plain] + [("whole path", figures) for figures in queue]
     print(f"{'':24}" + "".join(f"{name:>14}" for name, _ in columns))
     print(f"{'answers/s':24}" + "".join(f"{figures.rate:14,.0f}" for _, figures in columns))
-    shares = [f"{100 * figures.in_flight:.1f} %" if figures.in_flight else "" for _, figures in columns]
-    print(f"{'slots in flight':24}" + "".join(f"{share:>14}" for share in shares))
+    for name, shares in (
+        ("slots in flight", [figures.in_flight or None for _, figures in columns]),
+        ("queue found empty", [figures.queue_empty for _, figures in columns]),
+        ("other work, of cores", [figures.others for _, figures in columns]),
+    ):
+        print(f"{name:24}" + "".join(f"{'':>14}" if of is None else f"{100 * of:12.1f} %" for of in shares))
     for unit, place, digits in (("CPU ms an answer", 0, 3), ("RSS MB", 1, 0)):
         print(unit)
         for name in dict.fromkeys(name for _, figures in columns for name in figures.processes):
@@ -203,7 +244,7 @@ def measure(title: str, given: Given, rounds: int, timing: Sequence[str]) -> Non
                 (room / "source.jsonl").symlink_to(folder / "source.jsonl")
                 queue.append(whole_path(given, room, url, simulator, at_once="--speed" in timing))
                 subprocess.run(["rm", "-r", str(room)], check=True)
-    report(f"{title}; load average {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores", plain, queue)
+    report(f"{title}; {len(os.sched_getaffinity(0))} cores", plain, queue)
 
 
 def main() -> None:

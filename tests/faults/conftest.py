@@ -16,7 +16,8 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., tuple[Job, Simulator]]]:
     servers: list[Simulator] = []
 
     def make(*, rows: int, pace: tuple[str, ...] = (), **worker: Any) -> tuple[Job, Simulator]:
-        servers.append(Simulator(tmp_path, *pace).start())
+        servers.append(Simulator(tmp_path, *pace))
+        servers[-1].start()
         jobs.append(Job(tmp_path, servers[-1], rows=rows, **worker))
         return jobs[-1], servers[-1]
 

@@ -29,12 +29,24 @@ from common.settings import Settings, load_settings
 from tests.conftest import REPO, wait_until
 
 DATASET = "A"
-TOKENMILL = (sys.executable, "-m", "producer.cli.main")
+_MODULE = b"producer.cli.main"
+TOKENMILL = (sys.executable, "-m", _MODULE.decode())
 # Every 50th row is bad, so that rejects take part in whatever happens.
 BAD_EVERY = 50
 FIRST_BAD = 7
 # The ids of the tokenizer in examples/; answers of some 40 tokens that take a few 100 ms.
-SIMULATOR = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--mean-tokens", "40", "--cv", "0.5")
+SIMULATOR = (
+    "--vocab-size",
+    "4096",
+    "--last-id",
+    "4087",
+    "--end-token-id",
+    "4090",
+    "--mean-tokens",
+    "40",
+    "--cv",
+    "0.5",
+)
 LATENCY = ("--latency-mean", "0.2", "--latency-cv", "1")
 # A loaded machine takes its time; what is waited for comes far sooner, or never.
 PATIENCE_SECONDS = 60.0
@@ -47,17 +59,19 @@ class Simulator:
 
     def __init__(self, folder: Path, *pace: str) -> None:
         self._folder = folder
-        self._pace = pace or LATENCY
+        self.pace = pace or LATENCY
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     def start(self) -> "Simulator":
         port_file = self._folder / "port"
         port_file.unlink(missing_ok=True)
-        arguments = ("simulate", "--port", str(self.port), "--port-file", str(port_file), *SIMULATOR, *self._pace)
+        arguments = ("simulate", "--port", str(self.port), "--port-file", str(port_file), *SIMULATOR, *self.pace)
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen([*TOKENMILL, *arguments], cwd=REPO, stdout=log, stderr=log)
-        wait_until("the simulated server has started", port_file.exists)
+        process = self._process
+        wait_until("the simulated server starts", lambda: port_file.exists() or process.poll() is not None)
+        assert process.poll() is None, (self._folder / "server.log").read_text()
         self.port = int(port_file.read_text())
         return self
 
@@ -107,14 +121,12 @@ class Job:
         worker = "\n".join(f"{key} = {value}" for key, value in self._worker.items())
         cap = f"cap_tokens = {cap_tokens}" if cap_tokens else ""
         self.config.write_text(
-            f'output = "out"\n[server]\nurls = ["{self._server.url}"]\n[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
+            f'output = "out"\n[server]\nurls = ["{self._server.url}"]\n'
+            f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
             f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = 0.05\n"
             f'[[datasets]]\nname = "{DATASET}"\npath = "rows.jsonl"\n{cap}\n'
         )
-
-    @property
-    def settings(self) -> Settings:
-        return load_settings(self.config)
+        self.settings: Settings = load_settings(self.config)
 
     # What runs
 
@@ -169,19 +181,29 @@ class Job:
             return None  # ended in the meantime, or not ours to look at
         if state == "Z":
             return None
-        role = words[3].decode() if b"producer.cli.main" in words else "valkey"
+        role = words[words.index(_MODULE) + 1].decode() if _MODULE in words else "valkey"
         return Process(int(entry.name), int(parent), role)
 
     def pid(self, role: str) -> int:
         """The process id of the one process of `role`; of a role that forks, that of the parent."""
+        pids = self.pids(role)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(pids) != 1:
+            if time.monotonic() > deadline:
+                pytest.fail(f"there is not one {role}: {self.processes()}\n{self.logs()}")
+            time.sleep(0.05)
+            pids = self.pids(role)
+        return pids[0]
 
-        def top() -> list[int]:
-            found = self.processes(role)
-            pids = {process.pid for process in found}
-            return [process.pid for process in found if process.parent not in pids]
+    def pids(self, role: str) -> list[int]:
+        """The process ids of `role` without those that one of them has forked."""
+        found = self.processes(role)
+        all_pids = {process.pid for process in found}
+        return [process.pid for process in found if process.parent not in all_pids]
 
-        wait_until(f"one {role} runs", lambda: len(top()) == 1, PATIENCE_SECONDS)
-        return top()[0]
+    def wait_for_another(self, role: str, pid: int) -> None:
+        """Wait until there is one process of `role`, and it is not `pid`."""
+        wait_until(f"another {role} runs", lambda: self.pids(role) not in ([], [pid]), PATIENCE_SECONDS)
 
     def signal(self, role: str, number: signal.Signals) -> int:
         """Signal the one process of `role`; answers its process id."""
@@ -265,8 +287,8 @@ class Job:
     def check(self, state: str = "exhausted") -> dict[int, Record]:
         """Conservation, after the end: answers the records that count, by index.
 
-        Each index of the source has exactly one record, or a reject (the bad rows), or is still to do (only where the
-        cap came first); the ledger's sums are those of the files; nobody is left running, neither here nor at the server.
+        Each index of the source has exactly one record, or a reject (the bad rows), or, unless `state` is exhausted,
+        is still to do; the ledger's sums are those of the files; nothing is left running, neither here nor at the server.
         """
         self.gone()
         wait_until("the server is idle", lambda: self._server.at_work() == 0, 5)

@@ -239,8 +239,13 @@ def test_an_answer_that_halts_stops_all_datasets_and_gives_the_samples_back(
     async def test() -> None:
         fill(ledger, "A", 12)
         fill(ledger, "B", 2)
-        refused = httpx.Response(401, json={"error": "Unauthorized"})
-        async with working(valkey, tmp_path, play(lambda _: refused), limit=4) as worker:
+        asked: list[int] = []
+
+        def refuse(index: int) -> httpx.Response:
+            asked.append(index)
+            return httpx.Response(401, json={"error": "Unauthorized"})
+
+        async with working(valkey, tmp_path, play(refuse), limit=2) as worker:
             worker.ring_all("A", 12, per_message=4)
             await until("all ended", lambda: len(worker.summaries) == 3)
             await until("nothing is held", lambda: worker.leases.held == 0)
@@ -249,6 +254,7 @@ def test_an_answer_that_halts_stops_all_datasets_and_gives_the_samples_back(
             assert (state.state, state.queued, state.in_flight) == ("halted", samples, 0)
             assert "unauthorized" in state.reason
         assert worker.summaries["A 0"] == "0 tokens: 4 released"
+        assert asked == [0, 1]  # what was claimed and not started is not tried
         assert count(tmp_path, "A").entries == {}
 
     with caplog.at_level(logging.ERROR):

@@ -105,7 +105,7 @@ def test_a_drain_can_be_hurried(valkey: str, ledger: Ledger, tmp_path: Path) -> 
             worker.ring("A", [0, 1])
             await until("both are generated", lambda: server.load().running == 2)
             stopping = asyncio.create_task(worker.stop(drain_seconds=ENDLESS))
-            await until("it waits", lambda: worker.generation._drain_until > 0)
+            await until("it waits", lambda: worker.generation._closing)
             worker.generation.hurry()
             await stopping
             assert (server.load().running, server.totals.aborted) == (0, 2)

@@ -67,6 +67,11 @@ class Model:
         sample = self.samples.get(index)
         return sample is not None and sample.attempt == attempt and not sample.used_up
 
+    def counts(self, index: int, attempt: int) -> bool:
+        """Whether a record of `attempt` counts: again, or since no later attempt is known and the row is not done."""
+        sample = self.samples.get(index, Sample())
+        return self.current(index, attempt) or (sample.at in {"queued", "leased"} and attempt > sample.attempt)
+
     def reject(self, index: int, reason: str) -> None:
         sample = self.samples[index]
         sample.at, sample.used_up, sample.reason = "rejected", True, reason
@@ -210,9 +215,12 @@ class LedgerMachine(RuleBasedStateMachine):
         records = [Settled(index, attempt, 100, tokens, 0, flags) for index, attempt in samples]
         counted = self.ledger.settle("b1", records)
 
-        assert counted == [self.model.current(index, attempt) for index, attempt in samples]
-        for index, attempt in samples:
-            if self.model.current(index, attempt) and self.model.samples[index].at != "done":
+        for (index, attempt), answer in zip(samples, counted, strict=True):
+            assert answer == self.model.counts(index, attempt)
+            sample = self.model.samples.get(index, Sample())
+            if answer and sample.at != "done":
+                sample.attempt = attempt
+                self.model.samples[index] = sample
                 self.model.settle(index, tokens, flags)
 
     def release(self, data: st.DataObject) -> None:

@@ -78,11 +78,25 @@ def test_a_settle_after_a_reject_is_superseded(ledger: Ledger) -> None:
     assert ledger.snapshot("b1").completion_tokens == 0
 
 
-def test_a_sample_that_nobody_claimed_cannot_be_settled(ledger: Ledger) -> None:
+def test_a_record_counts_although_redis_has_forgotten_its_claim(ledger: Ledger) -> None:
+    """A machine that crashes takes the last second of Redis with it; the answer is durable."""
     feed(ledger, 1)
 
-    assert ledger.settle("b1", [Settled(0, 1, 1, 1, 0, ())]) == [False]
-    assert counts(ledger) == (1, 0, 0, 0)
+    assert ledger.settle("b1", [Settled(0, 1, 1, 1, 0, ())]) == [True]
+    assert counts(ledger) == (0, 0, 1, 0)
+
+
+def test_a_record_of_an_older_attempt_never_counts(ledger: Ledger) -> None:
+    """Its worker may have been told so before, and be about to void it."""
+    feed(ledger, 1)
+    (old,) = claim(ledger, 0)
+    ledger.release("b1", [pair(old)], failed=False)
+    (new,) = claim(ledger, 0, owner="w2")
+
+    for _ in range(2):
+        assert ledger.settle("b1", [record(old)]) == [False]
+    assert ledger.settle("b1", [record(new)]) == [True]
+    assert ledger.settle("b1", [record(old)]) == [False]
 
 
 @pytest.mark.parametrize("state", ["paused", "closing", "capped", "halted"])

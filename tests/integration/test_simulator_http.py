@@ -101,7 +101,7 @@ def test_an_answer_has_the_recorded_fields(speed: float, name: str, tokens: int)
         assert body.keys() == real.keys()
         assert body["meta_info"].keys() == real["meta_info"].keys()
         for field, value in real["meta_info"].items():
-            if field != "cached_tokens_details":  # the simulator has no prefix cache yet
+            if field != "cached_tokens_details":  # null, or where they were cached
                 assert type(body["meta_info"][field]) is type(value), field
 
     with_server(test, speed=speed, mean_tokens=100.0, cv=0.0)
@@ -199,7 +199,7 @@ def test_an_id_outside_the_vocabulary_breaks_the_connection() -> None:
                 await caller.generate(input_ids)
         assert (await caller.generate([5, 1023]))[0] == 200
 
-    with_server(test, **INSTANT)
+    with_server(test, die_on_bad_id=False, **INSTANT)
 
 
 def test_a_rid_in_flight_cannot_be_used_again_until_it_has_ended() -> None:
@@ -440,7 +440,7 @@ def test_the_command_serves_until_it_is_told_to_stop(number: signal.Signals, tmp
         asyncio.run(call(f"{url}/generate"))
 
 
-def test_the_command_stops_while_requests_run(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_command_while_requests_run(tmp_path: Path) -> None:
     async def call(url: str) -> None:
         async with aiohttp.ClientSession() as session:
             body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 50_000}}
@@ -448,17 +448,66 @@ def test_the_command_stops_while_requests_run(tmp_path: Path) -> None:
             async with asyncio.timeout(30):
                 while await running_requests(session, url) == 0:
                     pass
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             with pytest.raises(aiohttp.ClientConnectionError):
                 await running
 
-    async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-        async with session.post(url, json=body):
-            pass
-
-    async def running_requests(session: aiohttp.ClientSession, url: str) -> int:
-        async with session.get(f"{url}/v1/loads") as response:
-            return int((await response.json())["loads"][0]["num_running_reqs"])
-
     with command(tmp_path, "--mean-tokens", "50000") as (process, url):
         asyncio.run(call(url))
+
+
+async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> int:
+    async with session.post(url, json=body) as response:
+        return len((await response.json()).get("output_ids", ()))
+
+
+async def running_requests(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(f"{url}/v1/loads") as response:
+        return int((await response.json())["loads"][0]["num_running_reqs"])
+
+
+def test_a_term_lets_the_command_finish_what_runs_and_take_more(tmp_path: Path) -> None:
+    """As observed: /health says 503, new requests are served, the process ends when none is left."""
+
+    async def call(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 200}}
+            running = asyncio.create_task(send(session, f"{url}/generate", body))
+            async with asyncio.timeout(30):
+                while await running_requests(session, url) == 0:
+                    pass
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):
+                health = 200
+                while health == 200:
+                    async with session.get(f"{url}/health") as response:
+                        health = response.status
+            assert health == 503
+            assert (
+                await send(session, f"{url}/generate", {"input_ids": [2], "sampling_params": {"max_new_tokens": 3}})
+                == 3
+            )
+            assert await running == 200
+
+    with command(tmp_path, "--mean-tokens", "50000", "--speed", "4") as (process, url):
+        asyncio.run(call(url))
+
+
+def test_a_death_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    program = "from producer.cli.main import main; main()"
+    arguments = [sys.executable, "-c", program, "simulate", "--port-file", str(port_file), "--preset", "instant"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=REPO) as process:
+        wait_until("the simulator has written its port", lambda: port_file.exists() or process.poll() is not None)
+        url = f"http://127.0.0.1:{int(port_file.read_text())}"
+
+        async def call() -> None:
+            async with aiohttp.ClientSession() as session:
+                with pytest.raises(aiohttp.ClientConnectionError):
+                    await send(session, f"{url}/generate", {"input_ids": [1 << 40]})
+
+        asyncio.run(call())
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 4
+        assert "died: it was sent an id that its model does not have" in stderr
+        assert "Traceback" not in stderr

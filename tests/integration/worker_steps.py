@@ -19,6 +19,7 @@ from common.payload import Packer
 from common.records import Head
 from common.segments import count
 from common.settings import DatasetSettings
+from tests.over_httpx import OverHttpx
 from workers.commits import Commits
 from workers.generation import Generation
 from workers.leases import Leases
@@ -151,7 +152,7 @@ async def working(
         api_key=None,
         max_connections=256,
         request_timeout_seconds=60.0,
-        transport=transport,
+        http=OverHttpx(transport) if transport else None,
         pauses=Pauses(first_seconds=0.001, longest_seconds=0.002),
     )
     writer = SegmentWriter(output, owner.replace("@", "-"), segment_bytes)

@@ -12,6 +12,7 @@ import yarl
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from common.errors import ConfigError
+from tests.over_httpx import OverHttpx
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome
 from workers.sglang.client import Sampling, SGLangClient, _broken
 from workers.sglang.servers import Pauses, Server
@@ -83,7 +84,7 @@ def client_of(network: Network, *urls: str, pauses: Pauses = SHORT, **options: A
         "api_key": None,
         "max_connections": 8,
         "request_timeout_seconds": 60.0,
-        "transport": httpx.MockTransport(network.answer),
+        "http": OverHttpx(httpx.MockTransport(network.answer)),
     }
     return SGLangClient(urls or (URL,), pauses=pauses, **(settings | options))
 
@@ -309,7 +310,9 @@ def test_a_dead_server_costs_nothing_where_another_serves() -> None:
     assert run(several, client) == ["http://two:30000"] * 5
     assert [request.url.host for request in network.requests].count("one") == 1
     dead, well = client.servers()
-    assert (dead.state, dead.reason, well.state, well.reason) == ("down", "no connection: refused", "up", None)
+    assert (dead.state, well.state, well.reason) == ("down", "up", None)
+    assert dead.reason is not None
+    assert "refused" in dead.reason
 
 
 def test_calls_go_where_the_fewest_are_in_flight() -> None:
@@ -430,7 +433,7 @@ def test_nothing_is_sent_after_the_drain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "reason"),
+    ("error", "reason"),
     [
         (aiohttp.ServerDisconnectedError(), "connection_lost"),
         (aiohttp.ClientOSError(104, "Connection reset by peer"), "connection_lost"),
@@ -439,10 +442,7 @@ def test_nothing_is_sent_after_the_drain() -> None:
         (aiohttp.SocketTimeoutError(), "timeout"),
     ],
 )
-def test_the_cause_of_a_connect_timeout_tells_what_broke(cause: Exception, reason: str) -> None:
-    # httpx-aiohttp 0.2 raises ConnectTimeout for each of them.
-    error = httpx.ConnectTimeout("")
-    error.__cause__ = cause
+def test_an_error_of_aiohttp_tells_what_broke(error: Exception, reason: str) -> None:
     assert _broken(error, Server(URL), 1.0).reason == reason
 
 

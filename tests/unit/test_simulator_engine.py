@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.engine import End, Engine, LatencyEngine, Load, QueueFullError, Sequence, StepEngine
+from workers.sglang.simulator.engine import End, Engine, LatencyEngine, QueueFullError, Sequence
+from workers.sglang.simulator.scheduler import StepEngine
 
 POOL = 1000
 RUNNING = 4
@@ -35,9 +36,9 @@ class World:
         self.config = SimulatorConfig(**settings)
         self.engine = self.kind(self.config, lambda: self.now)
 
-    def submit(self, rid: str, prompt: int = 10, new: int = 100, tokens: int | None = None) -> Sequence:
+    def submit(self, rid: str, prompt: int = 10, new: int = 100, tokens: int | None = None, **more: Any) -> Sequence:
         length = new if tokens is None else tokens
-        sequence = Sequence(rid, prompt, new, length, self.ended.append, latency_seconds=length / 10 + 0.1)
+        sequence = Sequence(rid, prompt, new, length, self.ended.append, latency_seconds=length / 10 + 0.1, **more)
         self.engine.submit(sequence)
         return sequence
 
@@ -53,23 +54,29 @@ class World:
     def check(self) -> None:
         engine = self.engine
         load = engine.load()
-        running = list(engine.running.values())
-        assert load.used_tokens <= engine.reserved_tokens < self.config.max_total_tokens
-        assert engine.reserved_tokens == sum(one.reserved_tokens for one in running)
-        assert load.used_tokens >= sum(one.prompt_tokens for one in running)
-        assert load.running == len(running) <= self.config.max_running_requests
+        assert 0 <= load.used_tokens <= load.used_tokens + load.cached_tokens <= self.config.max_total_tokens
+        assert load.used_tokens >= sum(
+            one.prompt_tokens - one.missing_tokens for one in engine.running if not one.input_ids
+        )
+        assert load.running == len(engine.running) <= self.config.max_running_requests
         assert load.waiting == len(engine.waiting)
 
     def check_work_conserving(self) -> None:
         """At a moment of admission the head of the queue is left only if it does not fit."""
         engine = self.engine
-        if engine.waiting:
-            reserved = engine.reserved_tokens + engine.waiting[0].reserved_tokens
-            slots = self.config.max_running_requests - len(engine.running)
-            assert slots == 0 or reserved + 1 >= self.config.max_total_tokens
+        if isinstance(engine, LatencyEngine):
+            reserved = sum(one.prompt_tokens + one.max_new_tokens for one in engine.running)
+            assert engine.reserved_tokens == reserved < self.config.max_total_tokens
+            if engine.waiting and len(engine.running) < self.config.max_running_requests:
+                head = engine.waiting[0]
+                assert reserved + head.prompt_tokens + head.max_new_tokens + 1 >= self.config.max_total_tokens
 
     def order(self) -> list[str]:
         return [one.rid for one in self.ended]
+
+
+def running(world: World) -> list[str]:
+    return [one.rid for one in world.engine.running]
 
 
 KINDS = pytest.mark.parametrize("kind", [StepEngine, LatencyEngine])
@@ -81,6 +88,7 @@ requests = st.lists(
         st.integers(0, 500),  # max_new_tokens
         st.floats(0, 1),  # share of them generated
         st.booleans(),  # aborted half a second later
+        st.integers(0, 300),  # how much of its prompt all begin with; 0: its ids are not known
     ),
     max_size=40,
 )
@@ -90,13 +98,14 @@ requests = st.lists(
 @given(requests=requests)
 @settings(max_examples=150, deadline=None)
 def test_the_pool_never_runs_over_and_every_request_ends_once(
-    kind: type[Engine], requests: list[tuple[float, int, int, float, bool]]
+    kind: type[Engine], requests: list[tuple[float, int, int, float, bool, int]]
 ) -> None:
-    world = World(kind)
+    world = World(kind, {"chunked_prefill_size": 64, "schedule_conservativeness": 0.2})
     submitted: list[Sequence] = []
-    for number, (gap, prompt, new, share, aborted) in enumerate(requests):
+    for number, (gap, prompt, new, share, aborted, common) in enumerate(requests):
         world.run(world.now + gap)
-        submitted.append(world.submit(f"{number:03d}.", prompt, new, int(new * share)))
+        ids = (*range(min(common, prompt)), *[1000 + number] * (prompt - common)) if common else ()
+        submitted.append(world.submit(f"{number:03d}.", prompt, new, int(new * share), input_ids=ids))
         world.check()
         if aborted:
             world.run(world.now + 0.5)
@@ -113,8 +122,10 @@ def test_the_pool_never_runs_over_and_every_request_ends_once(
     admitted = [one for one in submitted if one.admitted_at is not None]
     times = [one.admitted_at for one in admitted if one.admitted_at is not None]
     assert times == sorted(times)  # first come, first served
-    assert world.engine.load() == Load(0, 0, 0, 0, 0.0)
-    assert world.engine.reserved_tokens == 0
+    load = world.engine.load()
+    assert (load.running, load.waiting, load.used_tokens, load.tokens_per_second) == (0, 0, 0, 0.0)
+    assert world.engine.flush()
+    assert world.engine.load().cached_tokens == 0
 
 
 def test_a_lone_request_takes_its_prefill_and_one_step_for_each_further_token() -> None:
@@ -159,7 +170,7 @@ def test_admission_reserves_for_all_that_may_be_generated(kind: type[Engine]) ->
     """As observed: ten requests of up to 1500 new tokens in a pool of 4096 ran two at a time, eight waiting."""
     world = World(kind, {"max_total_tokens": 4096, "max_running_requests": 8})
     for number in range(10):
-        world.submit(f"{number}.", prompt=5, new=1500, tokens=200)
+        world.submit(f"{number}.", prompt=5, new=1500, tokens=200, ignore_eos=True)
     world.run(1.0)
     assert (world.engine.load().running, world.engine.load().waiting) == (2, 8)
 
@@ -171,7 +182,7 @@ def test_a_large_request_at_the_head_holds_up_small_ones_behind_it(kind: type[En
     large = world.submit("large", prompt=10, new=900, tokens=5)
     small = world.submit("small", prompt=10, new=10, tokens=1)
     world.run(0.5)
-    assert list(world.engine.running) == ["first"]
+    assert running(world) == ["first"]
     world.run()
     assert first.ended_at == large.admitted_at == small.admitted_at
 
@@ -183,7 +194,7 @@ def test_a_prefill_takes_no_more_prompt_tokens_than_it_may_but_always_one_reques
         world.submit(rid, prompt=100, new=20)
     world.now = 0.22 + 0.1
     world.engine.advance()
-    assert list(world.engine.running) == ["running", "a"]
+    assert running(world) == ["running", "a"]
 
 
 @KINDS
@@ -206,12 +217,12 @@ def test_an_abort_takes_every_request_whose_rid_begins_so(kind: type[Engine]) ->
     for rid in ("p1", "q1", "p10", "p1x", "q2"):
         world.submit(rid)
     world.run(2.0)
-    assert list(world.engine.running) == ["p1", "q1"]
+    assert running(world) == ["p1", "q1"]
     world.engine.abort("p1")
     world.run(3.0)
     ends = {one.rid: one.end for one in world.ended}
     assert ends == {"p1": End.ABORTED, "p10": End.ABORTED_WAITING, "p1x": End.ABORTED_WAITING}
-    assert list(world.engine.running) == ["q1", "q2"]
+    assert running(world) == ["q1", "q2"]
     world.run()
     assert world.order()[3:] == ["q1", "q2"]
 
@@ -241,11 +252,11 @@ def test_the_load_counts_tokens_as_they_come() -> None:
     world = World()
     world.submit("a", prompt=100, new=50)
     world.submit("b", prompt=60, new=50)
-    rate = world.engine.load().tokens_per_second
-    assert rate == pytest.approx(1 / 0.031)
-    assert world.engine.load() == Load(running=1, waiting=1, used_tokens=100, waiting_tokens=60, tokens_per_second=rate)
+    assert world.engine.load().tokens_per_second == pytest.approx(1 / 0.031)
+    load = world.engine.load()
+    assert (load.running, load.waiting, load.used_tokens, load.waiting_tokens) == (1, 1, 100, 60)
     world.run(0.1201)
-    assert (world.engine.load().used_tokens, world.engine.load().waiting) == (161, 0)
+    assert (world.engine.load().used_tokens, world.engine.load().waiting) == (160, 0)
     world.run(0.12 + 0.08 + 10 * 0.032 + 0.0001)
     assert world.engine.load().used_tokens == 182
     assert world.engine.load().tokens_per_second == pytest.approx(2 / 0.032)

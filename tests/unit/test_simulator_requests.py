@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import SHARED
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.requests import OutsideVocabularyError, Refusal, RequestReader
+from workers.sglang.simulator.requests import DeadlyRequestError, Refusal, RequestReader
 
 CAPTURES = SHARED / "data" / "sglang_captures" / "sglang_0.5.23.jsonl"
 
@@ -104,7 +104,7 @@ def test_the_three_shapes() -> None:
 
 @pytest.mark.parametrize("tokens", [[5, 1024], [5, -1], [1 << 40]])
 def test_an_id_outside_the_vocabulary_is_not_a_refusal(tokens: list[int]) -> None:
-    with pytest.raises(OutsideVocabularyError):
+    with pytest.raises(DeadlyRequestError):
         reader().read(body(input_ids=tokens))
 
 

@@ -1,35 +1,24 @@
-"""The client of SGLang's native /generate: one prompt of token ids in, one checked answer out.
-
-Requests are handed to the transport itself: httpx.AsyncClient's redirects, cookies and hooks are not wanted here, and
-cost more than the rest of a call (0.36 ms against 0.16, with 128 in flight).
-"""
+"""The client of SGLang's native /generate: one prompt of token ids in, one checked answer out."""
 
 import asyncio
 import contextlib
 import logging
 import random
-import secrets
-import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
-import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from common.errors import ConfigError
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, refusal
+from workers.sglang.http import AiohttpHttp, Http
 from workers.sglang.servers import Pauses, Server, Servers, ServerState
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 5.0
-# SGLang closes a connection that idles for 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); one taken from the pool just then is reset.
-POOL_IDLE_SECONDS = 4.0
 # Aborts and probes find a connection even when max_connections answers are in flight.
 SPARE_CONNECTIONS = 16
 ABORT_SECONDS = 5.0
@@ -51,7 +40,7 @@ _UNCOUNTED = frozenset({"unreachable", "server_away", "rate_limited", "queue_ful
 _MAY_STILL_RUN = frozenset(
     {"connection_lost", "timeout", "request_timeout", "bad_gateway", "server_error", "answer_too_large"}
 )
-_BROKEN = (httpx.TransportError, aiohttp.ClientError, OSError)
+_BROKEN = (aiohttp.ClientError, OSError)
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -84,25 +73,26 @@ class SGLangClient:
         api_key: str | None,
         max_connections: int,
         request_timeout_seconds: float,
-        transport: httpx.AsyncBaseTransport | None = None,
+        http: Http | None = None,
         max_tries: int = 3,
         pauses: Pauses | None = None,
     ) -> None:
         """An attempt may take `request_timeout_seconds`, to its last byte; `max_tries` counted failures end a sample.
 
-        At most `max_connections` calls may be in flight. `transport` stands in for the network in tests.
+        At most `max_connections` calls may be in flight. `http` stands in for the network in tests.
         """
         self._acceptance = acceptance
         self._sampling = Sampling.of(sampling_params)
-        self._headers = httpx.Headers(
-            {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "tokenmill"}
-            | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        )
-        self._extensions = {"timeout": {"connect": CONNECT_SECONDS}}
+        self._headers = {
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": "tokenmill",
+            **({"authorization": f"Bearer {api_key}"} if api_key else {}),
+        }
         self._request_timeout_seconds = request_timeout_seconds
         self._max_tries = max_tries
         self._pauses = pauses or Pauses()
-        self._transport = transport or _transport(max_connections + SPARE_CONNECTIONS)
+        self._http = http or AiohttpHttp(max_connections + SPARE_CONNECTIONS)
         self._servers = Servers(urls, self._is_well, self._pauses)
         self._running: dict[str, Server] = {}  # by rid
         self._draining = asyncio.Event()
@@ -137,7 +127,9 @@ class SGLangClient:
         failures = tries = 0
         while True:
             server = await self._servers.pick()
-            rid = secrets.token_hex(16)  # one length and random, as aborting a rid aborts all that begin with it
+            # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
+            # another thread take the interpreter.
+            rid = f"{random.getrandbits(128):032x}"
             try:
                 return await self._attempt(server, rid, rest, prompt_tokens, asked)
             except BadAnswer as bad:
@@ -180,22 +172,8 @@ class SGLangClient:
         self._servers.answered(server)
         return accepted, server.url, seconds
 
-    async def _post(self, url: httpx.URL, body: bytes, most_bytes: int) -> tuple[int, bytes]:
-        """Status and body of the response; raises BadAnswer if the body does not end within `most_bytes`."""
-        request = httpx.Request("POST", url, headers=self._headers, content=body, extensions=self._extensions)
-        response = await self._transport.handle_async_request(request)
-        try:
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            parts = []
-            size = 0
-            async for part in response.stream:
-                parts.append(part)
-                size += len(part)
-                if size > most_bytes:
-                    raise BadAnswer("answer_too_large", f"the answer did not end within {most_bytes} bytes")
-        finally:
-            await response.aclose()  # a connection with an unread body is closed, not reused
-        return response.status_code, parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _post(self, url: str, body: bytes, most_bytes: int) -> tuple[int, bytes]:
+        return await self._http.request("POST", url, self._headers, body, most_bytes)
 
     def _note(self, server: Server, bad: BadAnswer) -> None:
         """What a failure says about the server."""
@@ -220,14 +198,12 @@ class SGLangClient:
 
     async def _is_well(self, server: Server) -> bool:
         """Whether /health, which SGLang and its router both have, answers 200."""
-        request = httpx.Request("GET", server.health_url, headers=self._headers, extensions=self._extensions)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                response = await self._transport.handle_async_request(request)
-                await response.aclose()
-        except (TimeoutError, *_BROKEN):
+                status, _ = await self._http.request("GET", server.health_url, self._headers, None, ANSWER_BYTES)
+        except (TimeoutError, BadAnswer, *_BROKEN):
             return False
-        return response.status_code == 200
+        return status == 200
 
     async def abort_all(self) -> None:
         """Stop for good: abort what the servers are at; every call still in generate() ends with BadAnswer.
@@ -242,50 +218,15 @@ class SGLangClient:
         """Close all connections; a call still in flight breaks."""
         self._draining.set()
         self._servers.stop()
-        await self._transport.aclose()
+        await self._http.aclose()
 
 
 def _broken(error: Exception, server: Server, timeout_seconds: float) -> BadAnswer:
     """The reason for a response that never came, or not to its end."""
-    # httpx-aiohttp calls every aiohttp connection error a ConnectTimeout, also a reset in the middle of an answer;
-    # the original tells whether the request can have reached the server.
-    cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
-    if isinstance(
-        cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.ConnectError, httpx.ConnectTimeout)
-    ):
-        return BadAnswer("unreachable", f"no connection: {cause}")
-    if isinstance(cause, (TimeoutError, httpx.TimeoutException)):
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        return BadAnswer("unreachable", f"no connection: {error}")
+    if isinstance(error, TimeoutError):
         return BadAnswer("timeout", f"{server.url} gave no answer within {timeout_seconds:g} s")
     # Not its repr: that of a ClientResponseError holds the request's headers, and with them the API key.
-    words = f"{type(cause).__name__} {cause}".strip()
+    words = f"{type(error).__name__} {error}".strip()
     return BadAnswer("connection_lost", f"{server.url} broke the connection before the answer was whole: {words}")
-
-
-def _transport(connections: int) -> httpx.AsyncBaseTransport:
-    """The interface of httpx over aiohttp: httpx's own transport needs 44 ms of CPU a call with 500 in flight.
-
-    aiohttp takes no proxy from the environment unless told to, and a response's cookies are not kept.
-    """
-    context = ssl.create_default_context()
-
-    def session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=connections, keepalive_timeout=POOL_IDLE_SECONDS, ssl=context, socket_factory=_socket
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers={"accept", "user-agent"},
-        )
-
-    return AiohttpTransport(verify=context, client=session)
-
-
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket that notices a dead host within two minutes: a connection is silent for as long as an answer takes."""
-    family, kind, protocol = address[:3]
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
-        if hasattr(socket, option):  # not on every system
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return made

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-import httpx
 import msgspec
 
 from workers.sglang.answer import BadAnswer
@@ -45,9 +44,9 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.generate_url = httpx.URL(self.url + "/generate")
-        self.abort_url = httpx.URL(self.url + "/abort_request")
-        self.health_url = httpx.URL(self.url + "/health")
+        self.generate_url = self.url + "/generate"
+        self.abort_url = self.url + "/abort_request"
+        self.health_url = self.url + "/health"
         self.up = True
         self.since = time.time()
         self.reason: str | None = None

@@ -3,9 +3,11 @@
 -- ARGV: segment committed_bytes rebuild samples...
 --   segment, committed_bytes: the file, and its length up to which every record is settled by this call; it is noted
 --   only if all records count, since a caller that dies before it has voided the others must leave them to be found
---   rebuild: 1 when the ledger is built anew from the segments: the attempt need not be the current one
+--   rebuild: 1 when the ledger is built anew from the segments: the attempt may be older than the current one
 --   samples: (index attempt prompt_tokens completion_tokens cached_tokens bucket flags) each; flags joined by commas
 -- ANSWERS: one entry a sample: 1 it counts (also when asked again), 0 superseded by another attempt: void its record
+-- An attempt that the ledger does not know is newer than all it knows: Redis lost its last second. It counts. An older
+-- one never does: its worker may have been told so, and be about to void the record.
 local answers, removed, buckets, flags = {}, {}, {}, {}
 local superseded = 0
 local samples, prompt, completion, cached, squares, most = 0, 0, 0, 0, 0, 0
@@ -14,7 +16,7 @@ for at = 4, #ARGV, 7 do
   local last = redis.call('GETRANGE', KEYS[3], index * 6, index * 6 + 5)
   local current = #last == 6 and struct.unpack('>I6', last) or 0
   local is_done = redis.call('GETBIT', KEYS[2], index) == 1
-  if is_done or (ARGV[3] ~= '1' and current ~= attempt) then
+  if is_done or (ARGV[3] ~= '1' and attempt < current) then
     answers[#answers + 1] = current == attempt and 1 or 0
     superseded = superseded + (current == attempt and 0 or 1)
   else

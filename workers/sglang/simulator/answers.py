@@ -96,6 +96,19 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class OneToken:
+    """The same id again and again: what a bias beyond all logits leads to."""
+
+    token: int
+
+    def json(self, tokens: int) -> bytes:
+        return b"[" + (b"%d," % self.token * tokens)[:-1] + b"]"
+
+    def ids(self, tokens: int) -> list[int]:
+        return [self.token] * tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One answer before it is generated: what it will be, how long it gets and why it ends.
 
@@ -103,7 +116,7 @@ class Answer:
     `latency_seconds` is 0 unless the model of time is a latency for each answer.
     """
 
-    stream: Stream
+    stream: Stream | OneToken
     completion_tokens: int
     finish_reason: dict[str, Any]
     latency_seconds: float
@@ -132,8 +145,9 @@ class Answers:
         *,
         ignore_eos: bool = False,
         stop_token_ids: Collection[int] = (),
+        forced_id: int | None = None,
     ) -> Answer:
-        """The answer to a prompt.
+        """The answer to a prompt, in which every id is `forced_id` if there is one.
 
         It ends with the end token after a lognormal number of tokens (the end token counted), with a token of
         `stop_token_ids` where one comes earlier, or at `max_new_tokens`. As on the real server `ignore_eos`
@@ -143,12 +157,23 @@ class Answers:
         stream = Stream(self._table, start % TABLE_IDS, self._special(_share(length), _share(thinking)))
         latency_seconds = 0.0 if self._latencies is None else self._latencies.at(_share(latency))
         tokens, matched = max_new_tokens, None
+        if forced_id is not None:
+            return self._forced(forced_id, max_new_tokens, latency_seconds, ignore_eos, stop_token_ids)
         if not ignore_eos:
             tokens, matched = self._stop(stream, max_new_tokens, stop_token_ids)
         if tokens >= max_new_tokens:
             reason = {"type": "length", "length": max_new_tokens}
             return Answer(stream, max_new_tokens, reason, latency_seconds)
         return Answer(stream, tokens, {"type": "stop", "matched": matched}, latency_seconds)
+
+    def _forced(
+        self, token: int, max_new_tokens: int, latency_seconds: float, ignore_eos: bool, stop_token_ids: Collection[int]
+    ) -> Answer:
+        stops = not ignore_eos and (token == self._end_token_id or token in stop_token_ids)
+        if stops and max_new_tokens > 1:
+            return Answer(OneToken(token), 1, {"type": "stop", "matched": token}, latency_seconds)
+        reason = {"type": "length", "length": max_new_tokens}
+        return Answer(OneToken(token), max_new_tokens, reason, latency_seconds)
 
     def _digest(self, input_ids: Sequence[int]) -> bytes:
         return hashlib.blake2b(array("Q", input_ids), digest_size=32, salt=self._salt).digest()

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from common.errors import UsageError
+from workers.sglang.simulator.faults import parse
+from workers.sglang.simulator.profiles import PROFILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,13 @@ class SimulatorConfig:
     max_total_tokens: int = 159_277
     max_running_requests: int = 256
     max_queued_requests: int | None = None
+    profile: str = "0.5.23"  # the release that it plays: a key of profiles.PROFILES
+    skip_tokenizer_init: bool = False
+    allow_auto_truncate: bool = False
+
+    die_on_bad_id: bool = True  # as every real server does
+    restart_seconds: float | None = None  # from a death to the next life; None: it stays dead
+    faults: tuple[str, ...] = ()  # as faults.parse reads them
 
     seed: int = 0
     mean_tokens: float = 600.0
@@ -47,6 +56,9 @@ class SimulatorConfig:
     prefill_base_seconds: float = 0.02
     prefill_tokens_per_second: float = 8_000.0
     max_prefill_tokens: int = 16_384
+    chunked_prefill_size: int = 8_192  # what the real one takes on a GPU of 60 to 160 GB
+    schedule_conservativeness: float = 1.0
+    prefix_cache: bool = True
     tokens_per_second: float | None = None
     latency_mean_seconds: float | None = None
     latency_cv: float = 0.0
@@ -54,6 +66,7 @@ class SimulatorConfig:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_ids()
+        self._check_names()
         self._check_time()
 
     @property
@@ -61,10 +74,25 @@ class SimulatorConfig:
         """True if answers take no time, and nothing is ever running or waiting."""
         return self.speed == 0 or math.isinf(self.speed)
 
+    def real_seconds(self, seconds: float) -> float:
+        """How long so many simulated seconds take."""
+        return 0.0 if self.instant else seconds / self.speed
+
     @property
     def ordinary_last_id(self) -> int:
         """The largest id that an answer may hold besides the special ones."""
         return self.vocab_size - 1 if self.last_id is None else self.last_id
+
+    @property
+    def effective_max_running_requests(self) -> int:
+        """The real server never runs more than half as many as its pool has tokens."""
+        return max(min(self.max_running_requests, self.max_total_tokens // 2), 1)
+
+    def _check_names(self) -> None:
+        if self.profile not in PROFILES:
+            raise UsageError(f"The simulator has no profile {self.profile}; give one of {', '.join(PROFILES)}.")
+        for text in self.faults:
+            parse(text)
 
     def _check_numbers(self) -> None:
         for name in (
@@ -76,12 +104,16 @@ class SimulatorConfig:
             "step_base_seconds",
             "prefill_tokens_per_second",
             "max_prefill_tokens",
+            "chunked_prefill_size",
+            "schedule_conservativeness",
             "tokens_per_second",
             "latency_mean_seconds",
         ):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise UsageError(f"The simulator's {name} is {value}; give a number above 0.")
+        if self.restart_seconds is not None and not self.restart_seconds >= 0:
+            raise UsageError(f"The simulator's restart_seconds is {self.restart_seconds}; give 0 or more.")
         for name in ("cv", "latency_cv", "speed", "step_request_seconds", "step_token_seconds", "prefill_base_seconds"):
             value = getattr(self, name)
             if not value >= 0:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+from aiohttp import web
+
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.engine import Load
-
-VERSION = "0.5.23"
+from workers.sglang.simulator.profiles import PROFILES
 
 
 @dataclass(slots=True)
@@ -29,6 +31,10 @@ class Totals:
     completion_tokens: int = 0
 
 
+def json_response(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+
+
 def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load: Load) -> dict[str, Any]:
     """The body of /server_info. As on the real server it holds the API key in clear."""
     arguments: dict[str, Any] = {
@@ -40,28 +46,28 @@ def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load
         "port": port,
         "api_key": config.api_key,
         "admin_api_key": None,
-        "skip_tokenizer_init": False,
+        "skip_tokenizer_init": config.skip_tokenizer_init,
         "context_length": config.context_length,
         "kv_cache_dtype": "auto",
         "mem_fraction_static": 0.88,
         "max_running_requests": config.max_running_requests,
         "max_queued_requests": config.max_queued_requests,
         "max_total_tokens": config.max_total_tokens,
-        "chunked_prefill_size": 8192,
+        "chunked_prefill_size": config.chunked_prefill_size,
         "max_prefill_tokens": config.max_prefill_tokens,
         "schedule_policy": "fcfs",
-        "schedule_conservativeness": 1.0,
+        "schedule_conservativeness": config.schedule_conservativeness,
         "enable_priority_scheduling": False,
         "page_size": 1,
-        "disable_radix_cache": True,
+        "disable_radix_cache": not config.prefix_cache,
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
         "ep_size": 1,
         "random_seed": config.seed,
-        "allow_auto_truncate": False,
+        "allow_auto_truncate": config.allow_auto_truncate,
         "stream_interval": 1,
-        "incremental_streaming_output": False,
+        PROFILES[config.profile].stream_field: False,
         "reasoning_parser": None,
         "tool_call_parser": None,
         "sampling_defaults": "model",
@@ -73,7 +79,7 @@ def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load
         "quantization": None,
     }
     internal_state = arguments | {
-        "effective_max_running_requests_per_dp": config.max_running_requests,
+        "effective_max_running_requests_per_dp": config.effective_max_running_requests,
         "last_gen_throughput": load.tokens_per_second,
         "memory_usage": {"weight": 0.0, "kvcache": 0.0, "token_capacity": config.max_total_tokens},
     }
@@ -82,12 +88,12 @@ def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load
         "max_total_num_tokens": config.max_total_tokens,
         "max_req_input_len": max_req_input_len,
         "internal_states": [internal_state],
-        "version": VERSION,
+        "version": config.profile,
         "frontend": "python",
     }
 
 
-def model_info(config: SimulatorConfig) -> dict[str, Any]:
+def model_info(config: SimulatorConfig, weight_version: str) -> dict[str, Any]:
     """The body of /model_info: neither the length of the context nor the size of the vocabulary is in it."""
     return {
         "model_path": config.model_path,
@@ -95,7 +101,7 @@ def model_info(config: SimulatorConfig) -> dict[str, Any]:
         "tokenizer_path": config.model_path,
         "is_generation": True,
         "preferred_sampling_params": None,
-        "weight_version": config.weight_version,
+        "weight_version": weight_version,
         "load_format": "auto",
         "reasoning_parser": None,
         "tool_call_parser": None,
@@ -133,20 +139,39 @@ def loads(config: SimulatorConfig, load: Load) -> dict[str, Any]:
         "num_used_tokens": load.used_tokens,
         "num_total_tokens": load.used_tokens + load.waiting_tokens,
         "max_total_num_tokens": config.max_total_tokens,
-        "max_running_requests": config.max_running_requests,
+        "max_running_requests": config.effective_max_running_requests,
         "token_usage": load.used_tokens / config.max_total_tokens,
         "gen_throughput": load.tokens_per_second,
-        "cache_hit_rate": 0.0,
-        "utilization": load.running / config.max_running_requests,
-        "queues": {"waiting": load.waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
+        "cache_hit_rate": load.cache_hit_rate,
+        "utilization": load.running / config.effective_max_running_requests,
+        "queues": {
+            "waiting": load.waiting,
+            "grammar": 0,
+            "paused": 0,
+            "retracted": load.retracted,
+            "prealloc_ready": 0,
+        },
     }
     return {
         "timestamp": now.isoformat(),
-        "version": VERSION,
+        "version": config.profile,
         "accelerator": None,
         "num_accelerators": 1,
         "loads": [rank],
     }
+
+
+def get_load(load: Load) -> list[dict[str, Any]]:
+    """The body of /get_load, which 0.5.23 no longer has."""
+    return [
+        {
+            "dp_rank": 0,
+            "num_reqs": load.running + load.waiting,
+            "num_waiting_reqs": load.waiting,
+            "num_tokens": load.used_tokens + load.waiting_tokens,
+            "ts_tic": time.monotonic(),
+        }
+    ]
 
 
 def metrics(config: SimulatorConfig, load: Load, totals: Totals) -> str:
@@ -155,19 +180,21 @@ def metrics(config: SimulatorConfig, load: Load, totals: Totals) -> str:
     model = f'engine_type="unified",model_name="{name}"'
     requests = f'engine_type="unified",is_streaming="false",model_name="{name}"'
     scheduler = f'{model},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
-    free = config.max_total_tokens - load.used_tokens
+    free = config.max_total_tokens - load.used_tokens - load.cached_tokens
     ended = totals.finished + totals.aborted
     rows = [
         ("num_running_reqs", "gauge", "The number of running requests.", scheduler, load.running),
         ("num_queue_reqs", "gauge", "The number of requests in the waiting queue.", scheduler, load.waiting),
         ("gen_throughput", "gauge", "The generation throughput (token/s).", scheduler, load.tokens_per_second),
-        ("cache_hit_rate", "gauge", "The prefix cache hit rate.", scheduler, 0),
+        ("cache_hit_rate", "gauge", "The prefix cache hit rate.", scheduler, load.cache_hit_rate),
         ("token_usage", "gauge", "The token usage.", scheduler, load.used_tokens / config.max_total_tokens),
         ("num_used_tokens", "gauge", "The number of used tokens.", scheduler, load.used_tokens),
         ("kv_available_tokens", "gauge", "The number of free KV tokens.", scheduler, free),
+        ("kv_evictable_tokens", "gauge", "The number of evictable KV tokens.", scheduler, load.cached_tokens),
+        ("new_token_ratio", "gauge", "The new token ratio.", scheduler, load.new_token_ratio),
         ("max_total_num_tokens", "gauge", "The size of the KV pool.", scheduler, config.max_total_tokens),
         ("context_len", "gauge", "The length of the context.", scheduler, config.context_length),
-        ("num_retracted_reqs", "gauge", "The number of retracted requests.", scheduler, 0),
+        ("num_retracted_reqs", "gauge", "The number of retracted requests.", scheduler, load.retracted),
         ("num_paused_reqs", "gauge", "The number of paused requests.", scheduler, 0),
         ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", requests, totals.prompt_tokens),
         ("generation_tokens_total", "counter", "Number of tokens generated.", requests, totals.completion_tokens),

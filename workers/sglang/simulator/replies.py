@@ -1,9 +1,11 @@
-"""Answers of POST /generate as SGLang 0.5.23 writes them, field by field, with its metrics on."""
+"""Answers of POST /generate as SGLang 0.5.23 writes them, field by field, with its metrics on; and as older ones do."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from workers.sglang.simulator.profiles import Profile
 
 TEXT = "simulated"  # nothing may rely on the text: the ids are the answer
 ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -16,6 +18,13 @@ class Span(msgspec.Struct):
     version: str
     start: int
     end: int
+
+
+class CachedTokens(msgspec.Struct):
+    """Where the cached prompt tokens were."""
+
+    device: int
+    host: int = 0
 
 
 class MetaInfo(msgspec.Struct):
@@ -35,7 +44,7 @@ class MetaInfo(msgspec.Struct):
     completion_tokens: int
     cached_tokens: int
     weight_versions: list[Span]
-    cached_tokens_details: None
+    cached_tokens_details: CachedTokens | None
     dp_rank: None
     e2e_latency: float
     request_received_ts: float
@@ -47,7 +56,7 @@ class MetaInfo(msgspec.Struct):
 
 
 class WaitingMetaInfo(msgspec.Struct):
-    """`meta_info` of a request that was aborted before it ran: no `prompt_tokens`, among others."""
+    """`meta_info` of a request that was aborted in the queue: no `prompt_tokens`, among others."""
 
     id: str
     finish_reason: dict[str, Any]
@@ -61,9 +70,9 @@ class WaitingMetaInfo(msgspec.Struct):
 class Reply(msgspec.Struct):
     """The body of an answer."""
 
-    text: str
-    output_ids: msgspec.Raw
-    meta_info: MetaInfo | WaitingMetaInfo
+    text: str | msgspec.UnsetType  # a server without its tokenizer has none
+    output_ids: msgspec.Raw | msgspec.UnsetType
+    meta_info: MetaInfo | WaitingMetaInfo | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,60 +85,95 @@ class Times:
     finished: float
 
 
-_encoder = msgspec.json.Encoder()
+@dataclass(slots=True)
+class Draft:
+    """What is to be said of a request that has run, to its end or until it was aborted. `output_ids` is JSON already.
+
+    A fault changes it before it is written; `output_ids` of None is an answer without them.
+    """
+
+    rid: str
+    prompt_tokens: int
+    output_ids: bytes | None
+    completion_tokens: int
+    finish_reason: dict[str, Any]
+    weight_version: str
+    times: Times
+    cached_tokens: int = 0
+    num_retractions: int = 0
 
 
-def reply(
-    rid: str,
-    *,
-    prompt_tokens: int,
-    output_ids: bytes,
-    completion_tokens: int,
-    finish_reason: dict[str, Any],
-    weight_version: str,
-    times: Times,
-) -> bytes:
-    """The body for a request that has run, to its end or until it was aborted. `output_ids` is JSON already."""
-    meta_info = MetaInfo(
-        id=rid,
-        finish_reason=finish_reason,
-        prompt_tokens=prompt_tokens,
-        weight_version=weight_version,
-        num_retractions=0,
-        storage_prefetch_wait=0.0,
-        storage_staging_wait=0.0,
-        forward_entry_time=times.admitted,
-        prefill_finished_time=times.first_token,
-        queue_time=times.admitted - times.received,
-        reasoning_tokens=0,
-        completion_tokens=completion_tokens,
-        cached_tokens=0,
-        weight_versions=[Span(weight_version, 0, completion_tokens)],
-        cached_tokens_details=None,
-        dp_rank=None,
-        e2e_latency=times.finished - times.received,
-        request_received_ts=times.received,
-        first_token_latency=times.first_token - times.received,
-        api_server_dispatch_finish_ts=times.received,
-        request_finished_ts=times.finished,
-        response_sent_to_client_ts=times.finished,
-    )
-    if completion_tokens > 1:
-        seconds = times.finished - times.first_token
-        meta_info.decode_throughput = (completion_tokens - 1) / seconds if seconds > 0 else 0.0
-    text = TEXT if completion_tokens else ""
-    return _encoder.encode(Reply(text, msgspec.Raw(output_ids), meta_info))
+class Writer:
+    """Writes answers in the shape of one release."""
 
+    def __init__(self, profile: Profile, *, with_text: bool) -> None:
+        self._profile = profile
+        self._with_text = with_text
+        self._encoder = msgspec.json.Encoder()
 
-def aborted_waiting(rid: str, *, weight_version: str, received: float, finished: float) -> bytes:
-    """The body for a request that was aborted in the queue."""
-    meta_info = WaitingMetaInfo(
-        id=rid,
-        finish_reason=ABORTED_WAITING,
-        weight_version=weight_version,
-        e2e_latency=finished - received,
-        weight_versions=[Span(weight_version, 0, 0)],
-        completion_tokens=0,
-        response_sent_to_client_ts=finished,
-    )
-    return _encoder.encode(Reply("", msgspec.Raw(b"[]"), meta_info))
+    def reply(self, draft: Draft) -> bytes:
+        """The body for a request that has run."""
+        times, tokens = draft.times, draft.completion_tokens
+        cached = draft.cached_tokens
+        meta_info = MetaInfo(
+            id=draft.rid,
+            finish_reason=draft.finish_reason,
+            prompt_tokens=draft.prompt_tokens,
+            weight_version=draft.weight_version,
+            num_retractions=draft.num_retractions,
+            storage_prefetch_wait=0.0,
+            storage_staging_wait=0.0,
+            forward_entry_time=times.admitted,
+            prefill_finished_time=times.first_token,
+            queue_time=times.admitted - times.received,
+            reasoning_tokens=0,
+            completion_tokens=tokens,
+            cached_tokens=cached,
+            weight_versions=[Span(draft.weight_version, 0, tokens)],
+            cached_tokens_details=CachedTokens(cached) if cached else None,
+            dp_rank=None,
+            e2e_latency=times.finished - times.received,
+            request_received_ts=times.received,
+            first_token_latency=times.first_token - times.received,
+            api_server_dispatch_finish_ts=times.received,
+            request_finished_ts=times.finished,
+            response_sent_to_client_ts=times.finished,
+        )
+        if tokens > 1:
+            seconds = times.finished - times.first_token
+            meta_info.decode_throughput = (tokens - 1) / seconds if seconds > 0 else 0.0
+        return self._write(meta_info, draft.output_ids, TEXT if tokens else "")
+
+    def aborted_waiting(self, draft: Draft) -> bytes:
+        """The body for a request that was aborted in the queue; it has ids if it was retracted into it."""
+        times, tokens, ids = draft.times, draft.completion_tokens, draft.output_ids
+        if self._profile.queued_abort_ids == "none":
+            zeros = dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0)
+            return self._encoder.encode(
+                {"text": "", "meta_info": {"id": draft.rid, "finish_reason": ABORTED_WAITING, **zeros}}
+            )
+        if self._profile.queued_abort_ids == "last" and ids is not None:
+            ids = b"[" + ids.strip(b"[]").rpartition(b",")[2] + b"]"
+        meta_info = WaitingMetaInfo(
+            id=draft.rid,
+            finish_reason=ABORTED_WAITING,
+            weight_version=draft.weight_version,
+            e2e_latency=times.finished - times.received,
+            weight_versions=[Span(draft.weight_version, 0, tokens)],
+            completion_tokens=tokens,
+            response_sent_to_client_ts=times.finished,
+        )
+        return self._write(meta_info, ids, TEXT if tokens else "")
+
+    def _write(self, meta_info: MetaInfo | WaitingMetaInfo, ids: bytes | None, text: str) -> bytes:
+        shaped = meta_info if self._profile.newest else self._as_then(meta_info)
+        raw = msgspec.UNSET if ids is None else msgspec.Raw(ids)
+        return self._encoder.encode(Reply(text if self._with_text else msgspec.UNSET, raw, shaped))
+
+    def _as_then(self, meta_info: MetaInfo | WaitingMetaInfo) -> dict[str, Any]:
+        """The fields that the release had, under its names."""
+        fields = msgspec.to_builtins(meta_info)
+        retractions = fields.pop("num_retractions", None)
+        if retractions is not None and self._profile.retractions_field is not None:
+            fields[self._profile.retractions_field] = retractions
+        return {name: value for name, value in fields.items() if name not in self._profile.missing_fields}

@@ -15,6 +15,7 @@ import msgspec
 from workers.sglang.simulator.config import SimulatorConfig
 
 DEFAULT_MAX_NEW_TOKENS = 128
+FORCING_BIAS = 100.0
 
 Id = TypeVar("Id")
 
@@ -22,14 +23,21 @@ Id = TypeVar("Id")
 class Refusal(Exception):
     """A request that is answered with an error: its HTTP status and its body."""
 
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
+    def __init__(self, status: int, body: dict[str, Any], *, text: str | None = None, too_long: bool = False) -> None:
         super().__init__(status, body)
         self.status = status
         self.body = body
+        self.text = text  # in place of the body
+        self.too_long = too_long
+
+    @property
+    def by_schema(self) -> bool:
+        """True if the schema of sampling_params refuses."""
+        return isinstance(self.body.get("error"), str)
 
     @classmethod
-    def value(cls, message: str) -> "Refusal":
-        return cls(400, {"error": {"message": message}})
+    def value(cls, message: str, *, too_long: bool = False) -> "Refusal":
+        return cls(400, {"error": {"message": message}}, too_long=too_long)
 
     @classmethod
     def schema(cls, message: str) -> "Refusal":
@@ -41,14 +49,22 @@ class Refusal(Exception):
         return cls(status, {"object": "error", "message": message, "type": kind, "param": None, "code": status})
 
     @classmethod
+    def plain(cls, status: int, text: str) -> "Refusal":
+        return cls(status, {}, text=text)
+
+    @classmethod
+    def queue_full(cls) -> "Refusal":
+        return cls.http(503, "The request queue is full.")
+
+    @classmethod
     def body_error(cls, kind: str, where: str, message: str) -> "Refusal":
         error = f"{{'type': '{kind}', 'loc': ({where}), 'msg': '{message}'}}"
         text = f"1 validation error:\n  {error}\n\n  POST /generate [{error}]"
         return cls.http(400, text, "Bad Request")
 
 
-class OutsideVocabularyError(Exception):
-    """An id that the model does not have, which kills the real server: the caller sees its connection break."""
+class DeadlyRequestError(Exception):
+    """A request that kills the real server: one id that the model does not have, or a batch of one empty prompt."""
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -102,6 +118,7 @@ class GenerateRequest:
     max_new_tokens: int
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
+    forced_id: int | None = None
 
 
 class RequestReader:
@@ -109,6 +126,7 @@ class RequestReader:
 
     def __init__(self, config: SimulatorConfig) -> None:
         self._vocab_size = config.vocab_size
+        self._truncates = config.allow_auto_truncate
         self._context_length = config.context_length
         self.max_req_len = min(config.context_length, config.max_total_tokens) - 1
         self.max_req_input_len = self.max_req_len - 5
@@ -116,7 +134,7 @@ class RequestReader:
         self._decoder = msgspec.json.Decoder(Body[token])
 
     def read(self, raw: bytes) -> GenerateRequest:
-        """Raises `Refusal`, and `OutsideVocabularyError` for an id that is not below the size of the vocabulary."""
+        """Raises `Refusal`, and `DeadlyRequestError` for an id that is not below the size of the vocabulary."""
         try:
             body = self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -126,6 +144,8 @@ class RequestReader:
             raise Refusal.value("Either text, input_ids or input_embeds should be provided.")
         if not input_ids:
             raise Refusal.value("input_ids cannot be empty.")
+        if self._truncates:
+            input_ids = input_ids[: self.max_req_input_len - 1]  # what the check below lets through
         if body.stream:
             raise Refusal.value("The simulator does not stream yet: leave out stream, or set it to false.")
         params = body.sampling_params or SamplingParams()
@@ -136,25 +156,29 @@ class RequestReader:
             max_new_tokens=self._max_new_tokens(len(input_ids), params.max_new_tokens),
             ignore_eos=bool(params.ignore_eos),
             stop_token_ids=tuple(params.stop_token_ids or ()),
+            forced_id=_forced_id(params.logit_bias) if params.logit_bias else None,
         )
 
     def _max_new_tokens(self, prompt_tokens: int, asked: int | msgspec.UnsetType | None) -> int:
         context = self._context_length
         if prompt_tokens >= context:
             raise Refusal.value(
-                f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."
+                f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens).",
+                too_long=True,
             )
         if isinstance(asked, int) and prompt_tokens + asked > context:
             raise Refusal.value(
                 f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
                 f"a total of {prompt_tokens + asked} tokens: {prompt_tokens} tokens from the input messages and "
                 f"{asked} tokens for the completion. Please reduce the number of tokens in the input messages or the "
-                "completion to fit within the limit."
+                "completion to fit within the limit.",
+                too_long=True,
             )
         if prompt_tokens >= self.max_req_input_len:
             raise Refusal.value(
                 f"Input length ({prompt_tokens} tokens) exceeds the maximum allowed length ({self.max_req_input_len} "
-                "tokens). Use a shorter input or enable --allow-auto-truncate."
+                "tokens). Use a shorter input or enable --allow-auto-truncate.",
+                too_long=True,
             )
         room = self.max_req_len - prompt_tokens - 1
         if asked is None:  # null means as many as there is room for; left out means 128
@@ -177,6 +201,12 @@ class RequestReader:
         )
 
 
+def _forced_id(logit_bias: dict[str, float]) -> int | None:
+    """The id with a bias that no logit of a model outweighs."""
+    token, bias = max(logit_bias.items(), key=lambda one: one[1])
+    return int(token) if bias >= FORCING_BIAS else None
+
+
 def _check_params(params: SamplingParams) -> None:
     asked = params.max_new_tokens
     if isinstance(asked, int) and asked < 0:
@@ -196,11 +226,13 @@ def _explain_input_ids(ids: Any, vocab_size: int) -> Exception | None:
     for token in [token for token in ids if _kind(token) != "int"][:1]:
         if isinstance(token, bool):
             return Refusal.schema(f"invalid type: boolean `{str(token).lower()}`, expected a sequence")
+        if ids == [[]]:
+            return DeadlyRequestError()
         if isinstance(token, list):
             return Refusal.value("The simulator takes one prompt a call: send input_ids as one list of ids.")
         message = f"Value error, elements must be int or list; got {_kind(token)}"
         return Refusal.body_error("value_error", where, message)
-    return None if all(0 <= token < vocab_size for token in ids) else OutsideVocabularyError()
+    return None if all(0 <= token < vocab_size for token in ids) else DeadlyRequestError()
 
 
 def _explain_sampling_params(params: Any) -> Exception | None:

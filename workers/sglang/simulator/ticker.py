@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.engine import Engine, LatencyEngine, Load, Sequence, StepEngine
+from workers.sglang.simulator.engine import Engine, LatencyEngine, Load, Sequence
+from workers.sglang.simulator.scheduler import StepEngine
 
 POLL_SECONDS = 4.0  # how often the real server asks whether the caller of a plain request is still there
 
@@ -19,6 +21,7 @@ class Ticker:
         self._unix_start = time.time()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
+        self._stopped = False
         kind = StepEngine if config.latency_mean_seconds is None else LatencyEngine
         self._engine: Engine = kind(config, self._now)
 
@@ -39,15 +42,33 @@ class Ticker:
     def load(self) -> Load:
         load = self._engine.load()
         self._set_timer()
-        return Load(
-            load.running, load.waiting, load.used_tokens, load.waiting_tokens, load.tokens_per_second * self._speed
-        )
+        return replace(load, tokens_per_second=load.tokens_per_second * self._speed)
+
+    def hold(self, reason: str, *, retract: bool = False) -> None:
+        self._engine.hold(reason, retract=retract)
+        self._set_timer()
+
+    def release(self, reason: str) -> None:
+        self._engine.release(reason)
+        self._set_timer()
+
+    def slow_down(self, seconds: float) -> None:
+        self._engine.extra_step_seconds = seconds
+
+    def flush(self) -> bool:
+        return self._engine.flush()
+
+    def ends_in_this_step(self, rid_prefix: str) -> bool:
+        """True if a sequence whose rid begins so is in its last step, if there are steps."""
+        return isinstance(self._engine, StepEngine) and self._engine.ends_in_this_step(rid_prefix)
 
     def unix(self, simulated: float) -> float:
         """A moment of the simulated clock in Unix time."""
         return self._unix_start + simulated / self._speed
 
     def stop(self) -> None:
+        """Stand still for ever."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -55,12 +76,12 @@ class Ticker:
         return (self._loop.time() - self._start) * self._speed
 
     def _abort_left(self, sequence: Sequence) -> None:
-        if sequence.end is None:
+        if sequence.end is None and not self._stopped:
             self.abort(sequence.rid)
 
     def _set_timer(self) -> None:
         due = self._engine.due()
-        if due == self._due:
+        if due == self._due or self._stopped:
             return
         if self._timer is not None:
             self._timer.cancel()

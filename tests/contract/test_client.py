@@ -1,12 +1,7 @@
-"""The client against a real server: what the rest of the tests take for granted.
-
-TOKENMILL_CONTRACT_URL names the server. It may serve any model; a key, if it wants one, stands in
-TOKENMILL_SERVER__API_KEY. A request takes at most a few hundred tokens.
-"""
+"""The client against a server: what the rest of the tests take for granted of both."""
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -14,29 +9,20 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from tests.contract.wire import KEY
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome
 from workers.sglang.client import Sampling, SGLangClient
-from workers.sglang.preflight import ServerFacts, preflight
-
-URL = os.environ.get("TOKENMILL_CONTRACT_URL", "")
-KEY = os.environ.get("TOKENMILL_SERVER__API_KEY")
-pytestmark = pytest.mark.skipif(not URL, reason="TOKENMILL_CONTRACT_URL names no server")
+from workers.sglang.preflight import ServerFacts
 
 IDS = [10, 20, 30, 40, 50]
 GREEDY = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 Result = TypeVar("Result")
 
 
-@pytest.fixture(scope="module")
-def facts() -> ServerFacts:
-    (server,) = preflight([URL], KEY)
-    return server
-
-
 def run(work: Callable[[SGLangClient], Coroutine[Any, Any, Result]], facts: ServerFacts, *urls: str) -> Result:
     async def whole() -> Result:
         client = SGLangClient(
-            urls or (URL,),
+            urls or (facts.url,),
             acceptance=Acceptance(2**31, facts.weight_version),
             sampling_params=GREEDY,
             api_key=KEY,
@@ -128,25 +114,24 @@ def test_a_dead_server_beside_it_costs_nothing(facts: ServerFacts) -> None:
         assert len({tuple(answer.output_ids) for answer in answers}) == 1
         return [server.state for server in client.servers()]
 
-    assert run(both, facts, dead, URL) == ["down", "up"]
+    assert run(both, facts, dead, facts.url) == ["down", "up"]
 
 
 def test_a_drain_stops_the_server_too(facts: ServerFacts) -> None:
+    async def running(other: httpx.AsyncClient, count: int) -> None:
+        async with asyncio.timeout(30):
+            found = None
+            while found != count:
+                loads = (await other.get(f"{facts.url}/v1/loads")).json()["loads"]
+                found = sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
     async def drain(client: SGLangClient) -> None:
         calls = [asyncio.create_task(ask(client, [10, 20, n], max_new_tokens=1000)) for n in range(4)]
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as other:
-            await _until_running(other, 4)
+            await running(other, 4)
             await client.abort_all()
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             assert [getattr(outcome, "reason", outcome) for outcome in outcomes] == ["draining"] * 4
-            await _until_running(other, 0)
+            await running(other, 0)
 
     run(drain, facts)
-
-
-async def _until_running(other: httpx.AsyncClient, count: int) -> None:
-    async with asyncio.timeout(30):
-        running = None
-        while running != count:
-            loads = (await other.get(f"{URL}/v1/loads")).json()["loads"]
-            running = sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)

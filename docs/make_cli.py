@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Writes docs/cli.md from the commands' own --help.
+
+    python docs/make_cli.py
+
+A test says when it must be run again.
+"""
+
+from pathlib import Path
+
+import click
+
+from producer.cli.main import cli
+
+FILE = Path(__file__).with_name("cli.md")
+_WIDTH = 100
+_HEAD = """\
+# Commands
+
+<!-- Made by docs/make_cli.py from the commands' own --help; change the commands, not this page. -->
+
+Data goes to standard output, everything else to standard error. Every command reads `tokenmill.toml` in the current
+folder, or what `-c` or `TOKENMILL_CONFIG` names; `demo` and `simulate` need none.
+
+| exit code | means |
+| --- | --- |
+| 0 | done |
+| 1 | a fault of tokenmill; the traceback says where |
+| 2 | the command line or the configuration is wrong |
+| 3 | too many samples were rejected (`[run] allowed_failures`), a dataset halted or failed, or files are bad |
+| 4 | something needed is missing or refuses: Redis, a server, the tokenizer, a file's rights |
+| 130 | interrupted; the same command goes on |
+"""
+
+
+def page() -> str:
+    """The whole page, with a section for each command in the order of `tokenmill --help`."""
+    root = _context(cli, "tokenmill", None)
+    parts = [_HEAD, _section("tokenmill", root)]
+    for name in cli.list_commands(root):
+        command = cli.get_command(root, name)
+        assert command is not None
+        parts.append(_section(f"tokenmill {name}", _context(command, name, root)))
+    return "\n".join(parts)
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    settings = {**command.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    return click.Context(command, parent, name, **settings)
+
+
+def _section(title: str, context: click.Context) -> str:
+    text = "\n".join(line.rstrip() for line in context.get_help().splitlines())
+    return f"## {title}\n\n```text\n{text}\n```\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(page(), encoding="utf-8")

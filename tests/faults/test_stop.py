@@ -1,0 +1,104 @@
+"""Runs that are stopped, and gone on with: nothing is lost, nothing is made twice."""
+
+import shutil
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from tests.conftest import wait_until
+from tests.faults.harness import LATENCY, PATIENCE_SECONDS, Job, Simulator
+
+Make = Callable[..., tuple[Job, Simulator]]
+# Answers of a minute: whoever waits for one fails.
+SLOW = ("--latency-mean", "60")
+
+
+def test_ctrl_c_drains_and_the_next_run_goes_on(make_job: Make) -> None:
+    job, _ = make_job(rows=400, drain_seconds=30)
+    run = job.start()
+    job.wait_for_done(100)
+    run.send_signal(signal.SIGINT)
+    job.finish(run, 130)
+    assert f"go on with: tokenmill run -c {job.config}" in job.said()
+    kept = job.check("open")
+    assert job.said().count("aborting") == 0
+    job.finish(job.start())
+    after = job.check()
+    assert {index: after[index] for index in kept} == kept
+    assert job.written() == {(index, record.attempt) for index, record in after.items()}
+
+
+def test_a_second_ctrl_c_leaves_at_once(make_job: Make) -> None:
+    job, server = make_job(rows=60, pace=SLOW, drain_seconds=300)
+    run = job.start()
+    job.wait_for("answers are in flight", lambda state: state.in_flight >= 32)
+    run.send_signal(signal.SIGINT)
+    wait_until("run waits for the answers", lambda: "Ctrl-C again" in job.said())
+    run.send_signal(signal.SIGINT)
+    job.finish(run, 130)
+    job.gone()
+    wait_until("the server is idle", lambda: server.at_work() == 0, 5)
+    server.kill()
+    server.pace = LATENCY
+    server.start()
+    job.finish(job.start())
+    job.check()
+
+
+def test_a_worker_that_is_told_to_stop_gives_back_what_it_holds(make_job: Make) -> None:
+    job, server = make_job(rows=60, pace=SLOW, drain_seconds=1, lease_seconds=600)
+    run = job.start()
+    job.wait_for("answers are in flight", lambda state: state.in_flight >= 32)
+    worker = job.signal("worker", signal.SIGTERM)
+    wait_until("the worker has ended", lambda: worker not in {one.pid for one in job.processes()}, PATIENCE_SECONDS)
+    # Another one is at them, long before the leases would have run out.
+    job.wait_for("answers are in flight again", lambda state: state.in_flight >= 32)
+    wait_until("the server is at no more than those", lambda: server.at_work() == 32, 10)
+    run.send_signal(signal.SIGINT)
+    job.finish(run, 130)
+    assert job.check("open") == {}
+
+
+def test_a_run_without_its_redis_goes_on_from_the_files(make_job: Make) -> None:
+    job, _ = make_job(rows=300)
+    run = job.start()
+    job.wait_for_done(100)
+    run.send_signal(signal.SIGINT)
+    job.finish(run, 130)
+    kept = job.check("open")
+    shutil.rmtree(job.settings.redis_dir)
+    job.finish(job.start())
+    after = job.check()
+    assert {index: after[index] for index in kept} == kept
+
+
+def test_one_run_an_output(make_job: Make) -> None:
+    job, server = make_job(rows=60, pace=SLOW, drain_seconds=0)
+    run = job.start()
+    job.wait_for("answers are in flight", lambda state: state.in_flight == 32)
+    second = job.command("run")
+    assert second.returncode == 2
+    assert b"another tokenmill runs" in second.stderr
+    assert second.stdout == b""
+    seen = job.command("status", "--json")
+    assert seen.returncode == 0
+    assert [worker["name"].partition("@")[0] for worker in msgspec.json.decode(seen.stdout)["workers"]] == ["w1"]
+    assert server.at_work() == 32
+    run.send_signal(signal.SIGINT)
+    job.finish(run, 130)
+    assert job.check("open") == {}
+
+
+def test_a_raised_cap_is_gone_on_to(make_job: Make) -> None:
+    job, _ = make_job(rows=400)
+    job.configure(cap_tokens=4_000)
+    job.finish(job.start())
+    kept = job.check("capped")
+    job.configure(cap_tokens=9_000)
+    job.finish(job.start())
+    after = job.check("capped")
+    assert {index: after[index] for index in kept} == kept
+    spent = sum(record.completion_tokens for record in after.values())
+    assert 8_000 < spent < 10_000
+    assert job.written() == {(index, record.attempt) for index, record in after.items()}

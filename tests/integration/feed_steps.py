@@ -1,0 +1,110 @@
+"""Steps that the tests of the feed share: a dataset A with its source, and what is queued of it."""
+
+import json
+from base64 import b64decode
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from common.broker import GENERATE_QUEUE, make_celery
+from common.ledger import DatasetState, Ledger
+from common.ledger._keys import keys_of
+from common.payload import Packer
+from common.settings import Settings, load_settings
+from producer.feed import Feeder
+from tests.conftest import REPO
+
+TOKENIZER = REPO / "examples" / "tokenizer"
+VOCAB_SIZE = 4096
+MAX_NEW_TOKENS = 64
+# Any source that is read beyond what is wanted has rejects.
+BAD = "x"
+Row = dict[str, Any] | str
+
+
+class Feed:
+    """A dataset A with its source, on an empty ledger that knows the model."""
+
+    def __init__(self, folder: Path, redis_url: str, ledger: Ledger) -> None:
+        self.source = folder / "a.jsonl"
+        self.config = folder / "tokenmill.toml"
+        self._redis_url = redis_url
+        self.ledger = ledger
+        self.configure()
+        self.set_model()
+
+    def configure(self, tokenizer: Path = TOKENIZER, more: str = "") -> None:
+        self.config.write_text(
+            f'output = "out"\nredis = "{self._redis_url}"\n[tokenizer]\npath = "{tokenizer}"\n'
+            f"[sampling]\nmax_new_tokens = {MAX_NEW_TOKENS}\n"
+            f'[[datasets]]\nname = "A"\npath = "a.jsonl"\n{more}\n'
+        )
+
+    def set_model(self, context_length: int | None = None) -> None:
+        self.ledger.set_model({"vocab_size": VOCAB_SIZE, "context_length": context_length})
+
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self.config)
+
+    @property
+    def output(self) -> Path:
+        return self.settings.output
+
+    def write(self, *rows: Row) -> None:
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+        self.source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def register(self, *, room: int = 10**6, window: int = 1000, per_message: int = 1) -> None:
+        self.ledger.register(self.settings.datasets[0])
+        self.admit(room=room, window=window, per_message=per_message)
+
+    def admit(self, *, room: int = 10**6, window: int = 1000, per_message: int = 1) -> None:
+        self.ledger.admit("A", room=room, window=window, per_message=per_message, tokens_per_second=0)
+
+    def feed(self) -> int:
+        """One turn of a feeder of its own, as if the process had just been started."""
+        app = make_celery("test", self.settings)
+        with closing(app), closing(Ledger.connect(self._redis_url)) as ledger:
+            return Feeder(self.settings, app, ledger).feed("A")
+
+    # What is queued
+
+    def state(self) -> DatasetState:
+        return self.ledger.snapshot("A")
+
+    def queued(self) -> list[int]:
+        return sorted(self.ledger.due("A", 2**48))
+
+    def prompts(self) -> dict[int, list[int]]:
+        """The ids that wait in Redis, by index."""
+        packer = Packer()
+        payloads = cast("dict[bytes, bytes]", self.ledger.redis.hgetall(keys_of("A").payloads))
+        return {int(index): json.loads(packer.unpack(packed).input_ids) for index, packed in payloads.items()}
+
+    def meta(self, index: int) -> dict[str, Any]:
+        packed = self.ledger.redis.hget(keys_of("A").payloads, str(index))
+        assert isinstance(packed, bytes)
+        return dict(Packer().unpack(packed).meta)
+
+    def messages(self) -> list[tuple[str, list[int]]]:
+        """The messages sent and not yet taken, oldest first."""
+        raw = cast("list[bytes]", self.ledger.redis.lrange(GENERATE_QUEUE, 0, -1))
+        bodies = [json.loads(b64decode(json.loads(message)["body"])) for message in reversed(raw)]
+        return [(body[0][0], body[0][1]) for body in bodies]
+
+    def sent(self) -> Counter[int]:
+        return Counter(index for _, indices in self.messages() for index in indices)
+
+    def reject_lines(self) -> list[dict[str, Any]]:
+        path = self.output / "A" / "rejects.jsonl"
+        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def ids(*values: int, **more: Any) -> Row:
+    return {"input_ids": list(values), **more}
+
+
+def numbered(rows: int) -> list[Row]:
+    return [ids(index % 4000, 7) for index in range(rows)]

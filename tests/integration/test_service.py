@@ -1,0 +1,91 @@
+"""A worker put together: it waits for what it must know, and ends whenever it is told to."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.ledger import Ledger
+from common.settings import SamplingSettings, ServerSettings, Settings, TokenizerSettings, WorkerSettings
+from tests.integration.worker_steps import VOCAB_SIZE, Server, assert_books_agree, fill, run, until
+from workers.samples import Doorbell
+from workers.service import Service
+
+Make = Callable[[Server], Service]
+
+
+@pytest.fixture
+def make(valkey: str, tmp_path: Path) -> Make:
+    def make(server: Server) -> Service:
+        settings = Settings(
+            output=tmp_path,
+            redis=valkey,
+            server=ServerSettings(urls=[server.url]),
+            tokenizer=TokenizerSettings(path=tmp_path),
+            sampling=SamplingSettings(max_new_tokens=64),
+            worker=WorkerSettings(segment_bytes=10_000),
+        )
+        return Service(settings, owner="w1@host", limit=3)
+
+    return make
+
+
+def bell(indices: range, ended: list[str]) -> Doorbell:
+    return Doorbell("A", indices, on_claimed=lambda: None, on_ended=ended.append)
+
+
+def test_messages_that_come_before_the_model_is_known_wait(make: Make, ledger: Ledger, tmp_path: Path) -> None:
+    async def test() -> None:
+        fill(ledger, "A", 20)
+        ended: list[str] = []
+        async with Server(latency_mean_seconds=0.02) as server:
+            service = make(server)
+            await service.start()
+            service.ring(bell(range(10), ended))
+            service.ring(bell(range(10, 20), ended))
+            service.set_limit(5)
+            assert ledger.snapshot("A").in_flight == 0
+            ledger.set_model({"vocab_size": VOCAB_SIZE, "weight_version": "default"})
+            await until("both ended", lambda: len(ended) == 2)
+            assert server.most == 5
+            await service.stop(0)
+        assert ledger.snapshot("A").done == 20
+        assert ledger.processes() == {}
+        assert_books_agree(ledger, tmp_path, "A")
+
+    run(test)
+
+
+def test_a_worker_that_waits_for_the_model_can_be_stopped(make: Make, ledger: Ledger) -> None:
+    async def test() -> None:
+        fill(ledger, "A", 2)
+        ended: list[str] = []
+        async with Server() as server:
+            service = make(server)
+            await service.start()
+            service.ring(bell(range(2), ended))
+            service.hurry()
+            await service.stop(1000.0)
+        assert ended == []
+        assert ledger.snapshot("A").queued == 2
+
+    run(test)
+
+
+def test_a_changed_weight_version_halts_the_run(make: Make, ledger: Ledger, tmp_path: Path) -> None:
+    async def test() -> None:
+        fill(ledger, "A", 2)
+        ended: list[str] = []
+        async with Server(speed=0.0, weight_version="v2") as server:
+            service = make(server)
+            ledger.set_model({"vocab_size": VOCAB_SIZE, "weight_version": "v1"})
+            await service.start()
+            service.ring(bell(range(2), ended))
+            await until("the message ended", lambda: ended)
+            await asyncio.wait_for(service.stop(0), 20)
+        state = ledger.snapshot("A")
+        assert (state.state, state.queued, state.in_flight, state.done) == ("halted", 2, 0, 0)
+        assert "weight_version_changed" in state.reason
+
+    run(test)
