@@ -13,11 +13,12 @@ COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes 
 	$(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lock clean venv
+.PHONY: help demo test contract-real check lock clean venv
 
 help:
 	@echo "make demo    the whole path on this machine: embedded Valkey, simulated server, example prompts"
 	@echo "make test    the whole test suite; PYTEST_ARGS=\"...\" for a part of it"
+	@echo "make contract-real   the contract against a real SGLang, which SGLANG_CPU=... starts; see tests/contract"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make venv    only the environment, .venv; PYTHON=python3.12 chooses the interpreter"
 	@echo "make lock    the lock files anew from pyproject.toml; LOCK_ARGS=--upgrade for newer versions"
@@ -28,6 +29,12 @@ demo: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT)
 	@$(BIN)/pytest $(PYTEST_ARGS)
+
+# What starts and stops a real server on this machine: `up MODEL PORT` and `down PORT`.
+SGLANG_CPU ?= ../shared/sglang-cpu/sglang-cpu
+
+contract-real: $(ENVIRONMENT)
+	@PYTHON=$(BIN)/python SGLANG_CPU="$(SGLANG_CPU)" tests/contract/with-real-server $(BIN)/pytest tests/contract
 
 check: $(ENVIRONMENT)
 	@$(BIN)/ruff format --check --quiet

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from celery import Celery
 from redis.exceptions import LockError
+from redis.lock import Lock
 
 from common.broker import Sender
 from common.chat_template import Tokenizer
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 _CHUNK_ROWS, _CHUNK_BYTES = 128, 8_000_000
 # A feed that takes longer leaves the rest to the next one, so that every dataset gets its turn.
 _TURN_SECONDS = 5.0
-_LOCK_SECONDS = 120.0
+# Renewed with each chunk. What a feed that was killed leaves locked is not fed for so long.
+_LOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Feeder:
         if not lock.acquire():
             return 0
         try:
-            return self._feed(dataset)
+            return self._feed(dataset, lock)
         except (_SourceUnreadable, TokenizerUnavailable) as error:
             log.error("%s: %s", dataset, error)
             self._ledger.transition(dataset, "failed", OPEN_STATES, str(error))
@@ -85,7 +87,7 @@ class Feeder:
             with contextlib.suppress(LockError):  # ran out: the cursor guards what the lock no longer does
                 lock.release()
 
-    def _feed(self, dataset: str) -> int:
+    def _feed(self, dataset: str, lock: Lock) -> int:
         model = self._ledger.model()
         if model is None:
             return 0  # `run` and `enqueue` write it first; without it no prompt can be checked
@@ -95,6 +97,8 @@ class Feeder:
         deadline = time.monotonic() + _TURN_SECONDS
         fed = 0
         while time.monotonic() < deadline:
+            with contextlib.suppress(LockError):  # as below
+                lock.reacquire()
             state = self._ledger.snapshot(dataset)
             wanted = min(state.window, state.room) - state.queued
             if state.state != "open" or state.ended or wanted <= 0:

@@ -18,8 +18,8 @@ from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.presets import PRESETS
 from workers.sglang.simulator.server import Simulator
 
-# Answers that go on until they are cut, as those of the real server's model do; and in four times their time.
-SIMULATED: dict[str, Any] = {**PRESETS["tiny"], "mean_tokens": 1e6, "cv": 0.0, "speed": 4.0}
+# Answers that go on until they are cut, as those of the real server's model do.
+SIMULATED: dict[str, Any] = {**PRESETS["tiny"], "mean_tokens": 1e6, "cv": 0.0, "speed": 2.0}
 
 
 @contextmanager

@@ -222,8 +222,11 @@ def test_a_caller_that_leaves_is_noticed(url: str) -> None:
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_a_pause_holds_new_requests_back(url: str, mode: str) -> None:
     async def test(wire: Wire) -> None:
+        # Slowed down, it cannot end before it is paused.
+        await wire.call("POST", "/slow_down", {"forward_sleep_time": 0.1})
         running = asyncio.create_task(wire.answer(prompt(1), max_new_tokens=400))
         await wire.until(lambda load: load["num_used_tokens"] > 10)
+        await wire.call("POST", "/slow_down", {"forward_sleep_time": None})
         try:
             told = {"message": "Generation paused successfully.", "status": "ok"}
             assert await wire.call("POST", "/pause_generation", {"mode": mode}) == (200, told)

@@ -288,7 +288,7 @@ class Job:
         """Conservation, after the end: answers the records that count, by index.
 
         Each index of the source has exactly one record, or a reject (the bad rows), or, unless `state` is exhausted,
-        is still to do; the ledger's sums are those of the files; nothing is left running, neither here nor at the server.
+        is still to do; the ledger's sums are those of the files; nothing is left running, here or at the server.
         """
         self.gone()
         wait_until("the server is idle", lambda: self._server.at_work() == 0, 5)

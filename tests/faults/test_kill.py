@@ -48,26 +48,23 @@ def test_all_die_and_the_run_is_started_again_at_once(make_job: Make) -> None:
 
 
 def test_the_children_of_a_killed_run_end_by_themselves(make_job: Make) -> None:
-    job, _ = make_job(rows=400)
+    job, server = make_job(rows=600)
     run = job.start()
     job.wait_for_done(100)
     job.signal("run", signal.SIGKILL)
     run.wait()
     wait_until("only Valkey is left", lambda: {one.role for one in job.processes()} == {"valkey"}, 15)
+    wait_until("the server is idle", lambda: server.at_work() == 0, 5)
+
+    # The next run ends that orphan. Then the same without Redis.
     orphan = job.pid("valkey")
     run = job.start()
     job.wait_for_another("valkey", orphan)
-    job.finish(run)
-    job.check()
-
-
-def test_the_children_of_a_killed_run_end_without_redis(make_job: Make) -> None:
-    job, server = make_job(rows=400)
-    run = job.start()
-    job.wait_for_done(100)
-    job.signal("run", signal.SIGSTOP)
-    job.signal("valkey", signal.SIGKILL)
-    job.signal("run", signal.SIGKILL)
+    job.wait_for_done(300)
+    run_pid, valkey = job.pid("run"), job.pid("valkey")
+    os.kill(run_pid, signal.SIGSTOP)
+    os.kill(valkey, signal.SIGKILL)
+    os.kill(run_pid, signal.SIGKILL)
     run.wait()
     job.gone(15)
     wait_until("the server is idle", lambda: server.at_work() == 0, 5)
@@ -88,7 +85,7 @@ def test_a_model_server_that_dies_costs_nothing(make_job: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fate", "cap_tokens"), [(signal.SIGCONT, None), (signal.SIGKILL, None), (signal.SIGKILL, 4_000)]
+    ("fate", "cap_tokens"), [(signal.SIGCONT, None), (signal.SIGKILL, 4_000)], ids=["continued", "killed-with-a-cap"]
 )
 def test_records_written_but_not_settled_count_once(
     make_job: Make, fate: signal.Signals, cap_tokens: int | None

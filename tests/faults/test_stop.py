@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from common.records import Record
 from tests.conftest import wait_until
 from tests.faults.harness import LATENCY, PATIENCE_SECONDS, Job, Simulator
 
@@ -14,23 +15,24 @@ Make = Callable[..., tuple[Job, Simulator]]
 SLOW = ("--latency-mean", "60")
 
 
-def test_ctrl_c_drains_and_the_next_run_goes_on(make_job: Make) -> None:
-    job, _ = make_job(rows=400, drain_seconds=30)
+def test_ctrl_c_drains_and_the_next_run_goes_on_even_without_redis(make_job: Make) -> None:
+    job, _ = make_job(rows=300, drain_seconds=30)
     run = job.start()
     job.wait_for_done(100)
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
-    assert f"go on with: tokenmill run -c {job.config}" in job.said()
+    assert "go on with: tokenmill run -c" in job.said()
     kept = job.check("open")
-    assert job.said().count("aborting") == 0
+    assert job.written() == _attempts(kept)
+    shutil.rmtree(job.settings.redis_dir)
     job.finish(job.start())
     after = job.check()
     assert {index: after[index] for index in kept} == kept
-    assert job.written() == {(index, record.attempt) for index, record in after.items()}
+    assert job.written() == _attempts(after)
 
 
 def test_a_second_ctrl_c_leaves_at_once(make_job: Make) -> None:
-    job, server = make_job(rows=60, pace=SLOW, drain_seconds=300)
+    job, server = make_job(rows=60, pace=SLOW, drain_seconds=300, lease_seconds=600)
     run = job.start()
     job.wait_for("answers are in flight", lambda state: state.in_flight >= 32)
     run.send_signal(signal.SIGINT)
@@ -42,6 +44,7 @@ def test_a_second_ctrl_c_leaves_at_once(make_job: Make) -> None:
     server.kill()
     server.pace = LATENCY
     server.start()
+    # Nothing waits for a lease to run out: all were given back.
     job.finish(job.start())
     job.check()
 
@@ -51,26 +54,13 @@ def test_a_worker_that_is_told_to_stop_gives_back_what_it_holds(make_job: Make) 
     run = job.start()
     job.wait_for("answers are in flight", lambda state: state.in_flight >= 32)
     worker = job.signal("worker", signal.SIGTERM)
-    wait_until("the worker has ended", lambda: worker not in {one.pid for one in job.processes()}, PATIENCE_SECONDS)
+    wait_until("the worker has ended", lambda: worker not in job.pids("worker"), PATIENCE_SECONDS)
     # Another one is at them, long before the leases would have run out.
     job.wait_for("answers are in flight again", lambda state: state.in_flight >= 32)
-    wait_until("the server is at no more than those", lambda: server.at_work() == 32, 10)
+    wait_until("the server is at those alone", lambda: server.at_work() == 32, 10)
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
     assert job.check("open") == {}
-
-
-def test_a_run_without_its_redis_goes_on_from_the_files(make_job: Make) -> None:
-    job, _ = make_job(rows=300)
-    run = job.start()
-    job.wait_for_done(100)
-    run.send_signal(signal.SIGINT)
-    job.finish(run, 130)
-    kept = job.check("open")
-    shutil.rmtree(job.settings.redis_dir)
-    job.finish(job.start())
-    after = job.check()
-    assert {index: after[index] for index in kept} == kept
 
 
 def test_one_run_an_output(make_job: Make) -> None:
@@ -84,7 +74,7 @@ def test_one_run_an_output(make_job: Make) -> None:
     seen = job.command("status", "--json")
     assert seen.returncode == 0
     assert [worker["name"].partition("@")[0] for worker in msgspec.json.decode(seen.stdout)["workers"]] == ["w1"]
-    assert server.at_work() == 32
+    wait_until("the server is at the first run's", lambda: server.at_work() == 32, 10)
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
     assert job.check("open") == {}
@@ -101,4 +91,8 @@ def test_a_raised_cap_is_gone_on_to(make_job: Make) -> None:
     assert {index: after[index] for index in kept} == kept
     spent = sum(record.completion_tokens for record in after.values())
     assert 8_000 < spent < 10_000
-    assert job.written() == {(index, record.attempt) for index, record in after.items()}
+    assert job.written() == _attempts(after)
+
+
+def _attempts(kept: dict[int, Record]) -> set[tuple[int, int]]:
+    return {(index, record.attempt) for index, record in kept.items()}

@@ -157,7 +157,8 @@ def test_a_folder_that_cannot_be_written_pauses_the_worker_and_loses_no_answer(
         async with server, working(valkey, tmp_path, server, limit=4) as worker:
             worker.ring_all("A", 20, per_message=4)
             await until("it says so", lambda: worker.commits.trouble)
-            await until("what was asked for is there", lambda: worker.client.in_flight == 0)
+            await until("what was asked for is there", lambda: worker.generation.facts()["in_flight"] == 0)
+            await until("no claim is under way", lambda: worker.generation._claiming is None)
             assert "cannot write to" in worker.generation.facts()["trouble"]
             asked, acked = server.totals.taken, sum(worker.acked.values())
             for first in range(20, 40, 4):
@@ -253,7 +254,7 @@ def test_a_redis_that_dies_and_returns_costs_no_answer(own_valkey: EmbeddedRedis
             await until("all are done", lambda: ledger.snapshot("A").done == 60)
             await until("it says so", lambda: worker.generation.facts()["trouble"] == "")
             assert server.totals.taken == 60
-            assert "w1@host" in ledger.processes()
+            await until("its leases are kept", lambda: "w1@host" in ledger.processes())
         assert_books_agree(ledger, tmp_path, "A")
         ledger.close()
 

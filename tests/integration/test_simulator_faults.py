@@ -40,6 +40,14 @@ async def set_faults(caller: Caller, faults: dict[str, Any]) -> None:
     assert status == 200, body
 
 
+async def slow_request(caller: Caller) -> "asyncio.Task[tuple[int, Any]]":
+    """A request that runs, on a server that is too slow to end it before it is made fast again."""
+    await caller.call("POST", "/slow_down", json={"forward_sleep_time": 0.02 * caller.server.config.speed})
+    task = asyncio.create_task(caller.generate(PROMPT, max_new_tokens=2000))
+    await caller.until(lambda load: load["num_used_tokens"] > len(PROMPT) + 3)
+    return task
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # the server has no event for all that tests wait for
@@ -209,9 +217,9 @@ def test_a_hung_scheduler_answers_nothing_but_old_figures_until_it_goes_on() -> 
     """As observed: /health is 503, /server_info hangs, the figures stay, and requests wait and then go on."""
 
     async def test(caller: Caller) -> None:
-        running = asyncio.create_task(caller.generate(PROMPT, max_new_tokens=3000))
-        await caller.until_load(1, 0)
+        running = await slow_request(caller)
         await set_faults(caller, {"frozen": {}})
+        await caller.call("POST", "/slow_down", json={})
         later = asyncio.create_task(caller.generate(PROMPT, max_new_tokens=5))
         asked = asyncio.create_task(caller.call("GET", "/server_info"))
         assert (await caller.call("GET", "/health"))[0] == 503
@@ -270,10 +278,10 @@ def test_without_a_restart_it_stays_dead() -> None:
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_a_pause_holds_new_requests_back_and_treats_the_running_as_its_mode_says(mode: str) -> None:
     async def test(caller: Caller) -> None:
-        running = asyncio.create_task(caller.generate(PROMPT, max_new_tokens=2000))
-        await caller.until(lambda load: load["num_used_tokens"] > 20)
+        running = await slow_request(caller)
         status, body = await caller.call("POST", "/pause_generation", json={"mode": mode})
         assert (status, body) == (200, {"message": "Generation paused successfully.", "status": "ok"})
+        await caller.call("POST", "/slow_down", json={})
         held = asyncio.create_task(caller.generate([9], max_new_tokens=2))
         assert (await caller.call("GET", "/health"))[0] == 503
         assert not held.done()
