@@ -6,6 +6,7 @@
 A test says when it must be run again.
 """
 
+import sys
 from pathlib import Path
 
 import click
@@ -55,4 +56,6 @@ def _section(title: str, context: click.Context) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(0 if FILE.read_text(encoding="utf-8") == page() else "docs/cli.md is stale: python docs/make_cli.py")
     FILE.write_text(page(), encoding="utf-8")

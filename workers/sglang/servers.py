@@ -84,8 +84,11 @@ class Servers:
 
     def shun(self, server: Server) -> None:
         """Take others first for a while."""
+        now = time.monotonic()
+        if now < server.shunned_until:
+            return  # the calls that a dying server breaks are one failure: else 32 of them would mean a pause of 30 s
         server.failures += 1
-        server.shunned_until = time.monotonic() + self._pauses.after(server.failures)
+        server.shunned_until = now + self._pauses.after(server.failures)
 
     def down(self, server: Server, reason: str) -> None:
         """Take the server out until a probe finds it well."""
