@@ -8,6 +8,9 @@ import click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+# For every command: click remembers the help option of the first context that a command runs in.
+HELP = {"help_option_names": ["-h", "--help"]}
+
 config_option: Decorator = click.option(
     "-c",
     "--config",

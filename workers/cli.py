@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from common.options import config_option
+from common.options import HELP, config_option
 from common.settings import config_path
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "--concurrency", type=click.IntRange(min=1), help="Answers in flight at most; by default [worker] concurrency."
 )
@@ -48,7 +48,7 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> No
     )
 
 
-@click.command(hidden=True)
+@click.command(hidden=True, context_settings=HELP)
 @config_option
 def keeper(config: Path | None) -> None:
     """The keeper and its clock: a Celery worker on the queue `control`, with beat."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from common.options import config_option
+from common.options import HELP, config_option
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @config_option
 def control(config: Path | None) -> int:
     """The control process: the keeper with its clock, and the feeds. One is enough; a second one does no harm."""
@@ -43,7 +43,7 @@ def control(config: Path | None) -> int:
     return 0
 
 
-@click.command(hidden=True)
+@click.command(hidden=True, context_settings=HELP)
 @config_option
 def feeder(config: Path | None) -> None:
     """The feeds: a Celery worker on the queue `produce`, one process a feed."""
@@ -67,7 +67,7 @@ def feeder(config: Path | None) -> None:
     )
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "--address", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere a password is needed."
 )

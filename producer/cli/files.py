@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from common.errors import DataError, TokenmillError, UnavailableError, UsageError
-from producer.cli.options import config_option, json_option
+from common.options import HELP, config_option, json_option
 
 if TYPE_CHECKING:
     from common.ledger import Ledger
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from producer.verify import Report
 
 
-@click.command("verify", short_help="Check the files of a run, and the ledger against them.")
+@click.command("verify", context_settings=HELP, short_help="Check the files of a run, and the ledger against them.")
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @config_option
 @json_option
@@ -69,7 +69,7 @@ def _print_report(report: "Report") -> None:
         click.echo(f"note: {note}", err=True)
 
 
-@click.command("recover", short_help="Build the ledger anew from the files of a run.")
+@click.command("recover", context_settings=HELP, short_help="Build the ledger anew from the files of a run.")
 @config_option
 @click.option(
     "--force", is_flag=True, help="Go on although workers were seen within the last minute; they must be dead."
@@ -115,7 +115,7 @@ def _print_recovered(done: "Recovered") -> None:
         click.echo(f"{done.name}: is {done.state}, as before; `tokenmill resume {done.name}` opens it", err=True)
 
 
-@click.command("export", short_help="Write training files with loss masks.")
+@click.command("export", context_settings=HELP, short_help="Write training files with loss masks.")
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @config_option
 @click.option(

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from common.options import HELP
+
 # Workers' commands are named, not imported: producer and workers do not know each other's code.
 _COMMANDS = {
     "demo": ("producer.cli.run:demo", "The whole path on this machine, with a simulated server and example prompts."),
@@ -54,7 +56,7 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings=HELP)
 @click.version_option(package_name="tokenmill")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from common.options import accept_option, config_option, json_option
+from common.options import HELP, accept_option, config_option, json_option
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.argument("datasets", nargs=-1)
 @click.option("--cap", type=click.IntRange(min=1), help="Cap in tokens, in place of the configured one.")
 @click.option("--wait", is_flag=True, help="Stay, show progress, and leave when the datasets have ended.")
@@ -53,7 +53,7 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     return exit_code(ours, False, settings.run.allowed_failures)
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @json_option
 @click.option("--follow", is_flag=True, help="Print again every 2 s until Ctrl-C.")
 @config_option

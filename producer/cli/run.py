@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.options import accept_option, config_option
+from common.options import HELP, accept_option, config_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @accept_option
 @config_option
 def run(config: Path | None, accept_changes: bool) -> int:
@@ -29,7 +29,7 @@ def run(config: Path | None, accept_changes: bool) -> int:
     return _run(config_path(config), stderr_console(), accept_changes=accept_changes)
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "-o",
     "--output",

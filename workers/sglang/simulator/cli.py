@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from common.errors import UnavailableError
+from common.options import HELP
 from common.parent import end_with_parent
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
@@ -35,7 +36,7 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
         context.default_map = dict(PRESETS[name])
 
 
-@click.command()
+@click.command(context_settings=HELP)
 @click.option(
     "--preset",
     type=click.Choice(tuple(PRESETS)),

@@ -1,3 +1,0 @@
-from common.options import config_option, json_option
-
-__all__ = ["config_option", "json_option"]
