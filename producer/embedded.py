@@ -34,6 +34,7 @@ _OPTIONS = {
     "aof-load-truncated": "yes",
 }
 _START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
 
 
 class EmbeddedRedis:
@@ -90,7 +91,12 @@ class EmbeddedRedis:
         """End the server; its AOF is complete on disk afterwards."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                # Frozen, or its disk hangs. What it has answered is in its AOF.
+                self._process.kill()
+                self._process.wait()
             self._process = None
         self._socket.unlink(missing_ok=True)
 

@@ -121,6 +121,8 @@ class Keeper:
             tokens_per_second=round(rates.tokens_per_second, 1),
         )
         if state_after != state.state and state_after in ENDED_STATES:
+            # Once more: the last leases may have ended since this tick looked.
+            adopt(self._ledger, self._writer, self._settings.output, dataset)
             log.warning("%s: %s -> %s, %s tokens", dataset, state.state, state_after, f"{state.spent_tokens:,}")
         if state_after != "open" or room <= 0:
             return False
