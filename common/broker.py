@@ -51,6 +51,8 @@ def make_celery(name: str, settings: Settings) -> Celery:
             # The defaults sweep every 10 s at most; a killed worker's messages were then seen to take 86 s to return.
             "unacked_restore_interval": 5,
             "unacked_restore_throttle": 1,
+            # Whoever dies within its sweep keeps the others from theirs for so long; the default is 300 s.
+            "unacked_mutex_expire": VISIBILITY_SECONDS,
             "priority_steps": [0],
             "socket_timeout": 30,
             "socket_connect_timeout": 5,

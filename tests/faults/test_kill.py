@@ -15,7 +15,7 @@ Make = Callable[..., tuple[Job, Simulator]]
 
 @pytest.mark.parametrize("role", ["worker", "valkey"])
 def test_a_run_survives_the_death_of_a_part(make_job: Make, role: str) -> None:
-    job, _ = make_job(rows=400)
+    job, _ = make_job(rows=300)
     run = job.start()
     job.wait_for_done(100)
     pid = job.signal(role, signal.SIGKILL)
@@ -25,7 +25,7 @@ def test_a_run_survives_the_death_of_a_part(make_job: Make, role: str) -> None:
 
 
 def test_a_run_survives_the_death_of_control_piece_by_piece(make_job: Make) -> None:
-    job, _ = make_job(rows=700)
+    job, _ = make_job(rows=500)
     run = job.start()
     for role, done in (("keeper", 100), ("feeder", 200), ("control", 300)):
         job.wait_for_done(done)
@@ -36,7 +36,7 @@ def test_a_run_survives_the_death_of_control_piece_by_piece(make_job: Make) -> N
 
 
 def test_all_die_and_the_run_is_started_again_at_once(make_job: Make) -> None:
-    job, _ = make_job(rows=500)
+    job, _ = make_job(rows=300)
     run = job.start()
     job.wait_for_done(100)
     for role in ("worker", "valkey", "run"):
@@ -48,7 +48,7 @@ def test_all_die_and_the_run_is_started_again_at_once(make_job: Make) -> None:
 
 
 def test_the_children_of_a_killed_run_end_by_themselves(make_job: Make) -> None:
-    job, server = make_job(rows=600)
+    job, server = make_job(rows=400)
     run = job.start()
     job.wait_for_done(100)
     job.signal("run", signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_the_children_of_a_killed_run_end_by_themselves(make_job: Make) -> None:
     orphan = job.pid("valkey")
     run = job.start()
     job.wait_for_another("valkey", orphan)
-    job.wait_for_done(300)
+    job.wait_for_done(200)
     run_pid, valkey = job.pid("run"), job.pid("valkey")
     os.kill(run_pid, signal.SIGSTOP)
     os.kill(valkey, signal.SIGKILL)
@@ -73,7 +73,7 @@ def test_the_children_of_a_killed_run_end_by_themselves(make_job: Make) -> None:
 
 
 def test_a_model_server_that_dies_costs_nothing(make_job: Make) -> None:
-    job, server = make_job(rows=400)
+    job, server = make_job(rows=300)
     run = job.start()
     job.wait_for_done(100)
     server.kill()
