@@ -6,6 +6,7 @@
     ├── UnavailableError      exit 4   something needed is missing or refused
     │   ├── RedisUnavailable
     │   ├── ServerUnavailable
+    │   │   └── ServerRefused
     │   └── TokenizerUnavailable
     └── DataError             exit 3   files on disk are not what they must be
 
@@ -41,7 +42,11 @@ class RedisUnavailable(UnavailableError):
 
 
 class ServerUnavailable(UnavailableError):
-    """No model server can be reached, or it is one that must not be used."""
+    """A model server cannot be reached, or does not answer as it must."""
+
+
+class ServerRefused(ServerUnavailable):
+    """A model server is there and must not be used: its release, its model, its key; waiting does not cure that."""
 
 
 class TokenizerUnavailable(UnavailableError):

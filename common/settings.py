@@ -27,8 +27,8 @@ RESERVED_ENV = frozenset(
 )
 # The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
 MAX_SOCKET_PATH = 100
-# The slowest decode that an answer is waited for; a loaded 8-GPU server was seen at 9 tokens/s a request.
-SLOWEST_TOKENS_PER_SECOND = 2.0
+# An API key is never in the configuration, which is shown around; where a file that holds it is named instead.
+_KEYS_IN_THE_FILE = {"api_key": "[server] api_key_file", "api_keys": "[server.api_key_files]"}
 DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Positive = Annotated[int, Field(gt=0)]
@@ -39,22 +39,42 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def server_url(url: str) -> str:
+    """A server's address without a slash at its end; raises ValueError, with what is wrong, if it cannot be one."""
+    if "@" in url:  # not repeated: it may hold a password
+        raise ValueError(
+            "an address holds a user name or password; leave it out, and put an API key into the environment or a file"
+        )
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isprintable()
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or " " in url:
+        raise ValueError(f"{url!r} is no http:// or https:// address, as in http://127.0.0.1:30000")
+    return url.rstrip("/")
+
+
 class ServerSettings(_Section):
     """Model servers, all serving the same model."""
 
     urls: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
     api_key: SecretStr | None = None
     api_key_file: Path | None = None
+    api_keys: dict[str, SecretStr] = {}  # of single servers, by url; from the environment alone
+    api_key_files: dict[str, Path] = {}  # the same; a url that is not in `urls` may be added later
     context_length: Positive | None = None  # tokens; read from the server if not given
-    request_timeout_seconds: Seconds | None = None  # one answer; by default from max_new_tokens, 30 minutes at least
+    request_timeout_seconds: Seconds | None = None  # one answer; by default it is waited for while its server works
 
     @field_validator("urls")
     @classmethod
-    def _only_http(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            if not re.match(r"https?://[^/]+", url):
-                raise ValueError(f"{url!r} is no http:// or https:// address")
-        return [url.rstrip("/") for url in urls]
+    def _addresses(cls, urls: list[str]) -> list[str]:
+        return list(dict.fromkeys(map(server_url, urls)))
+
+    @field_validator("api_keys", "api_key_files")
+    @classmethod
+    def _by_address(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        return {server_url(url): key for url, key in keys.items()}
 
 
 class TokenizerSettings(_Section):
@@ -199,19 +219,19 @@ class Settings(BaseSettings):
 
     @property
     def api_key(self) -> str | None:
-        """The servers' API key, from the environment or the file named in the configuration."""
-        if self.server.api_key_file is not None:
-            try:
-                return self.server.api_key_file.read_text().strip()
-            except OSError as error:
-                raise ConfigError(f"[server] api_key_file {self.server.api_key_file}: {error.strerror}") from error
-        return self.server.api_key.get_secret_value() if self.server.api_key else None
+        """The API key of servers that have none of their own, from the environment, else from [server] api_key_file."""
+        if self.server.api_key:
+            return _one_line(self.server.api_key.get_secret_value(), "TOKENMILL_SERVER__API_KEY")
+        return _key_in(self.server.api_key_file, "[server] api_key_file") if self.server.api_key_file else None
 
-    @property
-    def request_timeout_seconds(self) -> float:
-        """How long one answer may take: what is configured, else max_new_tokens at 2 tokens/s, 30 minutes at least."""
-        given = self.server.request_timeout_seconds
-        return given or max(1800.0, self.sampling.max_new_tokens / SLOWEST_TOKENS_PER_SECOND)
+    def api_key_of(self, url: str) -> str | None:
+        """The API key for one server: its own, else the general one; raises ConfigError if its file holds none."""
+        url = url.rstrip("/")
+        if url in self.server.api_keys:  # "" there: this one gets none
+            return _one_line(self.server.api_keys[url].get_secret_value(), "TOKENMILL_SERVER__API_KEYS") or None
+        if url in self.server.api_key_files:
+            return _key_in(self.server.api_key_files[url], f'[server.api_key_files] "{url}"')
+        return self.api_key
 
     @classmethod
     def settings_customise_sources(
@@ -243,11 +263,12 @@ def load_settings(given: Path | None = None) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     server = table.get("server")
-    if isinstance(server, dict) and "api_key" in server:
-        raise ConfigError(
-            f"{path}: [server] api_key does not belong in a configuration file; put it into TOKENMILL_SERVER__API_KEY, "
-            "or into a file named by [server] api_key_file"
-        )
+    for name, instead in _KEYS_IN_THE_FILE.items():
+        if isinstance(server, dict) and name in server:
+            raise ConfigError(
+                f"{path}: [server] {name} does not belong in a configuration file; "
+                f"put it into TOKENMILL_SERVER__{name.upper()}, or into a file named by {instead}"
+            )
     _refuse_unknown_environment()
     try:
         settings = Settings(**table)
@@ -265,9 +286,33 @@ def load_settings(given: Path | None = None) -> Settings:
         raise ConfigError(f"{path}: a path starts with ~ and has no home directory behind it: {error}") from error
 
 
+def _key_in(path: Path, named_by: str) -> str:
+    try:
+        key = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{named_by} {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{named_by} {path} is not text; write the key alone into it") from None
+    if not key.strip():
+        raise ConfigError(f"{named_by} {path} is empty; write the key into it")
+    return _one_line(key, f"{named_by} {path}")
+
+
+def _one_line(key: str, source: str) -> str:
+    """What a header can carry; a key of several lines would break every request."""
+    key = key.strip()
+    if not key.isprintable():
+        raise ConfigError(
+            f"{source} holds more than one line, or characters that no key has; let it hold the key alone"
+        )
+    return key
+
+
 def _absolute(settings: Settings, folder: Path) -> Settings:
     """Paths made absolute against the configuration file's folder."""
     server = settings.server
+    key_files = {url: folder / file.expanduser() for url, file in server.api_key_files.items()}
+    server = server.model_copy(update={"api_key_files": key_files})
     if server.api_key_file is not None:
         server = server.model_copy(update={"api_key_file": folder / server.api_key_file.expanduser()})
     tokenizer = settings.tokenizer.model_copy(update={"path": folder / settings.tokenizer.path.expanduser()})

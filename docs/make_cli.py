@@ -41,7 +41,11 @@ def page() -> str:
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
         assert command is not None
-        parts.append(_section(f"tokenmill {name}", _context(command, name, root)))
+        context = _context(command, name, root)
+        parts.append(_section(f"tokenmill {name}", context))
+        if isinstance(command, click.Group):
+            subcommands = ((one, command.commands[one]) for one in command.list_commands(context))
+            parts += [_section(f"tokenmill {name} {one}", _context(of, one, context)) for one, of in subcommands]
     return "\n".join(parts)
 
 

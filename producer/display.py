@@ -23,6 +23,18 @@ def table(snapshot: Mapping[str, Any]) -> RenderableType:
     )
 
 
+def servers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Servers with their states, and why those that cannot be used cannot."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("server", "state", "flight", "answers", "SGLang"):
+        grid.add_column(name, justify="right" if name in {"flight", "answers"} else "left", overflow="fold")
+    for server in known:
+        figures = (f"{server['in_flight']:,}", f"{server['answers']:,}")
+        grid.add_row(server["url"], server["state"], *figures, server["version"] or "-")
+    reasons = [f"{one['url']}: {one['reason']}" for one in known if one["reason"] and one["state"] in {"down", "unfit"}]
+    return Group(grid, *(Text(f"! {line}", style="yellow") for line in reasons))
+
+
 class _Datasets:
     """The datasets' rows, with as many columns as there is room for."""
 

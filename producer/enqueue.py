@@ -54,12 +54,15 @@ def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = No
 def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
     """What the servers serve and the prompts are made with: for the ledger and run.json; loads the tokenizer once.
 
-    `found` are the ServerFacts of the preflight. Raises TokenizerUnavailable, ServerUnavailable.
+    `found` are the ServerFacts of the preflight, of those servers that answered, which serve one model. Raises
+    TokenizerUnavailable, ServerUnavailable.
     """
     servers = [msgspec.to_builtins(server) for server in found]
     tokenizer = Tokenizer(settings.tokenizer)
     contexts = [server["context_length"] for server in servers if server["context_length"]]
     context_length = settings.server.context_length or min(contexts, default=None)
+    # An id that a server does not know kills it, so the smallest vocabulary counts.
+    vocab_size = min(tokenizer.vocab_size, *(server["vocab_size"] or tokenizer.vocab_size for server in servers))
     asked = settings.sampling.max_new_tokens
     if context_length is not None and asked >= context_length:
         raise ServerUnavailable(
@@ -71,7 +74,7 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
         "model_path": servers[0]["model_path"],
         "weight_version": servers[0]["weight_version"],
         "context_length": context_length,
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": vocab_size,
         **tokenizer.fingerprint(),
         "chat_template_kwargs": settings.tokenizer.chat_template_kwargs,
         "sampling_params": settings.sampling.params(),

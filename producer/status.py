@@ -1,12 +1,18 @@
 """What a run is doing: one read model for `status`, `run` and `demo`."""
 
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from producer.datasets.rows import REASONS
+from producer.display import duration
 
 # A process that was not heard of for this long is shown as silent.
 SILENT_SECONDS = 10.0
+# The states of a server (workers/sglang/servers.py).
+_BEST_FIRST = ("up", "draining", "half_open", "checking", "down", "unfit")
+_AWAY = {"half_open": "on trial, after it was down", "down": "down", "unfit": "unfit for this run"}
 
 
 def snapshot(ledger: Ledger) -> dict[str, Any]:
@@ -20,8 +26,8 @@ def snapshot(ledger: Ledger) -> dict[str, Any]:
         "datasets": datasets,
         "workers": workers,
         "servers": servers,
-        "totals": _totals(datasets, workers),
-        "troubles": troubles,
+        "totals": _totals(datasets, workers) | {"failed_attempts": ledger.failed_attempts()},
+        "troubles": troubles + _server_troubles(servers, now_ms / 1000),
     }
 
 
@@ -80,18 +86,35 @@ def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[
             troubles.append(f"{name}: {facts['trouble']}")
         for server in facts.get("servers", []):
             _merge(servers, server)
-    troubles += [f"{s['url']} is down: {s['reason']}" for s in servers.values() if s["state"] == "down"]
     return workers, list(servers.values()), troubles
 
 
+def _server_troubles(servers: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """What is wrong with servers, and since when; `now` in seconds since the epoch."""
+    away = [server for server in servers if server["state"] in _AWAY]
+    troubles = [f"{s['url']} is {_AWAY[s['state']]} {_since(s['since'], now)}: {s['reason']}" for s in away]
+    if away and len(away) == len(servers):
+        since = max(server["since"] for server in away)
+        troubles.insert(0, f"no server can be used {_since(since, now)}; the workers wait, and no sample loses a try")
+    return troubles
+
+
+def _since(then: float, now: float) -> str:
+    moment = datetime.fromtimestamp(then).astimezone()
+    return f"since {moment:%Y-%m-%d %H:%M:%S} ({duration(max(0.0, now - then))})"
+
+
 def _merge(servers: dict[str, dict[str, Any]], seen: dict[str, Any]) -> None:
-    """A server is down only if all workers find it down. `running`, `waiting`, `kv_usage`: not read yet, null."""
+    """A server is as well as the worker finds it that finds it best. `running`, `waiting`, `kv_usage`: not read yet."""
     known = servers.setdefault(
-        seen["url"], {**seen, "in_flight": 0, "running": None, "waiting": None, "kv_usage": None}
+        seen["url"],
+        {**seen, "in_flight": 0, "answers": 0, "running": None, "waiting": None, "kv_usage": None},
     )
     known["in_flight"] += seen["in_flight"]
-    if seen["state"] == "up":
-        known["state"], known["since"], known["reason"] = "up", seen["since"], seen["reason"]
+    known["answers"] += seen.get("answers", 0)
+    known["version"] = known.get("version") or seen.get("version")
+    if _BEST_FIRST.index(seen["state"]) < _BEST_FIRST.index(known["state"]):
+        known["state"], known["since"], known["reason"] = seen["state"], seen["since"], seen["reason"]
 
 
 def _totals(datasets: list[dict[str, Any]], workers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The workers' commands: `worker`, and the keeper that `control` starts."""
+"""The workers' commands: `worker`, `doctor`, and the keeper that `control` starts."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from common.options import HELP, config_option
+from common.options import HELP, config_option, json_option
 from common.settings import config_path
 
 
@@ -46,6 +46,30 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> No
             "--without-mingle",
         ]
     )
+
+
+@click.command(context_settings=HELP)
+@json_option
+@config_option
+def doctor(as_json: bool, config: Path | None) -> int:
+    """What the servers really are, and what is wrong with them.
+
+    Asks each server in [server] urls and sends it no work; warns of what is known to go wrong, and says which servers
+    cannot be used. Leaves with 4 if one of them cannot be reached or used, or the tokenizer does not load.
+    """
+    import msgspec
+
+    from common.errors import UnavailableError
+    from common.settings import load_settings
+    from workers.doctor import examine, lines
+
+    report = examine(load_settings(config))
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+    else:
+        for line in lines(report):
+            click.echo(line)
+    return UnavailableError.exit_code if report.refusals else 0
 
 
 @click.command(hidden=True, context_settings=HELP)

@@ -86,7 +86,7 @@ class Generation:
             "ended": self._ended,
             "superseded": self._commits.superseded,
             "trouble": self._commits.trouble,
-            "retried": dict(self._client.retried),
+            "failed_attempts": dict(self._client.failed_attempts),
             "servers": [msgspec.to_builtins(server) for server in self._client.servers()],
         }
 
@@ -200,7 +200,7 @@ class Generation:
         except BadAnswer as bad:
             if bad.reason == "draining":
                 return None  # drain() gives it back
-            if bad.outcome is Verdict.HALT:
+            if bad.outcome in {Verdict.HALT_RUN, Verdict.HALT_DATASET}:
                 await self._halt(sample, bad)
                 return None
             return _rejected(sample, payload.meta, bad.reason, bad.detail)
@@ -232,15 +232,18 @@ class Generation:
     # What goes back
 
     async def _halt(self, sample: Sample, bad: BadAnswer) -> None:
-        """Stop all datasets: what this answer says is true of every sample."""
+        """Stop the sample's dataset, or all of them: what this answer says is true of every sample there."""
+        whole_run = bad.outcome is Verdict.HALT_RUN
+        dataset = sample.claimed.dataset
 
         def halt() -> None:
-            before = [self._ledger.transition(one, "halted", OPEN_STATES, str(bad)) for one in self._ledger.datasets()]
+            halted = self._ledger.datasets() if whole_run else [dataset]
+            before = [self._ledger.transition(one, "halted", OPEN_STATES, str(bad)) for one in halted]
             if not set(OPEN_STATES).isdisjoint(before):  # else another call was faster, and has said it
-                log.error("the run is halted: %s", bad)
+                log.error("%s is halted: %s", "the run" if whole_run else dataset, bad)
 
-        unstarted = list(self._backlog)
-        self._backlog.clear()
+        unstarted = [one for one in self._backlog if whole_run or one.claimed.dataset == dataset]
+        self._backlog = deque(one for one in self._backlog if one not in unstarted)
         await self._with_ledger(halt)
         await self._give_back([sample, *unstarted])
 

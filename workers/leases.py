@@ -6,6 +6,7 @@ out and the samples be generated a second time.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ class Leases:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost = 0
+        # The name of this life of the process; what an earlier one of the same name counted stays.
+        self._life = f"{owner} {time.time():.3f}"
+        self._failed_attempts: Mapping[str, int] = {}
 
     def start(self, facts: Callable[[], Mapping[str, Any]]) -> None:
         """Start the thread; `facts` is what each heartbeat tells."""
@@ -84,11 +88,18 @@ class Leases:
                 if due <= 0:
                     self._renew()
                     due = self._lease_seconds / 4
-                self._ledger.heartbeat(self._owner, facts())
+                self._say(facts())
             except redis.RedisError as error:
                 log.warning("leases could not be renewed, Redis does not answer: %s", error)
             except Exception:  # the thread's boundary: without it every sample would be generated twice
                 log.exception("a heartbeat failed")
+
+    def _say(self, facts: Mapping[str, Any]) -> None:
+        self._ledger.heartbeat(self._owner, facts)
+        failed = facts.get("failed_attempts", {})
+        if failed != self._failed_attempts:
+            self._ledger.set_failed_attempts(self._life, failed)
+            self._failed_attempts = failed
 
     def _renew(self) -> None:
         with self._lock:

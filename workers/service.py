@@ -5,12 +5,14 @@ import logging
 import os
 import signal
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import redis
 
-from common.errors import RedisUnavailable
+from common.errors import ConfigError, RedisUnavailable, ServerRefused, ServerUnavailable
 from common.ledger import Ledger
+from common.servers import urls_in_use
 from common.settings import Settings
 from workers.commits import Commits
 from workers.generation import Generation
@@ -19,9 +21,14 @@ from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
 from workers.sglang.client import SGLangClient
+from workers.sglang.preflight import read_facts, refuse, refuse_other_model
+from workers.sglang.servers import Server
+from workers.sglang.watch import Patience
 
 log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
+# How soon a server that was added, or is to be drained, is noticed.
+_SERVERS_SECONDS = 2.0
 
 
 class Service:
@@ -34,6 +41,7 @@ class Service:
         self._limit = limit
         self._early: deque[Doorbell] = deque()
         self._starting: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._generation: Generation | None = None
         self.drain_seconds = settings.worker.drain_seconds
 
@@ -48,7 +56,8 @@ class Service:
             try:
                 model = await loop.run_in_executor(None, self._read_model)
                 if model is not None:
-                    self._assemble(vocab_size=int(model["vocab_size"]), weight_version=model.get("weight_version"))
+                    self._assemble(model)
+                    self._following = loop.create_task(self._follow_servers())
                     break
             except (redis.RedisError, RedisUnavailable) as error:
                 log.warning("%s", error)
@@ -64,15 +73,18 @@ class Service:
         finally:
             ledger.close()
 
-    def _assemble(self, *, vocab_size: int, weight_version: str | None) -> None:
+    def _assemble(self, model: Mapping[str, Any]) -> None:
         settings = self._settings
+        vocab_size = int(model["vocab_size"])
+        self._model = model
         self._client = SGLangClient(
             settings.server.urls,
-            acceptance=Acceptance(vocab_size, weight_version),
+            acceptance=Acceptance(vocab_size, model.get("weight_version")),
             sampling_params=settings.sampling.params(),
-            api_key=settings.api_key,
+            api_key_of=settings.api_key_of,
             max_connections=max(self._limit, 1024),
-            request_timeout_seconds=settings.request_timeout_seconds,
+            inspect=self._inspect,
+            patience=Patience(answer_seconds=settings.server.request_timeout_seconds),
         )
         self._commits = Commits(
             ledger=Ledger.connect(settings.redis_url),
@@ -94,6 +106,36 @@ class Service:
         self._commits.on_committed = self._generation.committed
         self._leases.start(self._generation.facts)
 
+    async def _inspect(self, server: Server) -> None:
+        """Whether `server` can be used for this run: raises ServerUnavailable or ServerRefused."""
+        try:
+            facts = await read_facts(server.url, self._settings.api_key_of(server.url), self._client.http)
+        except ServerRefused as error:
+            if server.version is None:
+                raise
+            # It was SGLang before. What stands in front of it may show a page of its own while it restarts.
+            raise ServerUnavailable(str(error)) from None
+        server.version, server.takes_aborts = facts.version, facts.takes_aborts
+        refuse(facts)
+        refuse_other_model(facts, self._model)
+
+    async def _follow_servers(self) -> None:
+        """Take servers that are added to the running job, and drain those that are taken from it."""
+        loop = asyncio.get_running_loop()
+        ledger = Ledger.connect(self._settings.redis_url)
+        try:
+            while True:
+                try:
+                    changes = await loop.run_in_executor(None, ledger.server_changes)
+                    self._client.set_urls(urls_in_use(self._settings.server.urls, changes))
+                except redis.RedisError as error:
+                    log.warning("changes of servers wait, Redis does not answer: %s", error)
+                except ConfigError as error:  # an API key that cannot be read
+                    log.error("a server was not added: %s", error)
+                await asyncio.sleep(_SERVERS_SECONDS)
+        finally:
+            ledger.close()
+
     def ring(self, bell: Doorbell) -> None:
         """Take a message in."""
         if self._generation is None:
@@ -114,8 +156,9 @@ class Service:
 
     async def stop(self, drain_seconds: float) -> None:
         """Drain, give back, close; leases are renewed until the last answer is committed."""
-        if self._starting is not None:
-            self._starting.cancel()
+        for task in (self._starting, self._following):
+            if task is not None:
+                task.cancel()
         if self._generation is None:
             return
         await self._generation.drain(drain_seconds)

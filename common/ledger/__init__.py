@@ -5,8 +5,9 @@ for one thread at a time. Redis is a cache: the segments are the truth, and `tok
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import redis
@@ -24,8 +25,9 @@ from common.settings import DatasetSettings
 _CALL = 500
 # A frozen Redis is waited for: the socket gives up after 30 s, and the call is made again (scripts are idempotent).
 _SOCKET_SECONDS = 30
-__all__ = ["ENDED_STATES", "OPEN_STATES", "Claimed", "DatasetState", "Lapsed", "Ledger", "Settled"]
+__all__ = ["ENDED_STATES", "OPEN_STATES", "Claimed", "DatasetState", "Lapsed", "Ledger", "ServerChange", "Settled"]
 
+ServerChange = Literal["added", "drained"]
 OPEN_STATES = ("open", "closing")
 ENDED_STATES = ("capped", "exhausted", "halted", "failed")
 
@@ -284,6 +286,26 @@ class Ledger:
         """What the servers serve, or None before a server was seen."""
         value = cast("bytes | None", self.redis.get(_keys.MODEL))
         return None if value is None else msgspec.json.decode(value)
+
+    def change_server(self, url: str, change: ServerChange) -> None:
+        """Add the server at `url` to the running job, or drain it; workers see that within seconds."""
+        self.redis.hset(_keys.SERVERS, url.rstrip("/"), change)
+
+    def server_changes(self) -> dict[str, ServerChange]:
+        """What was last asked for, by url: see common.servers.urls_in_use."""
+        changes = cast("dict[bytes, bytes]", self.redis.hgetall(_keys.SERVERS))
+        return {url.decode(): cast("ServerChange", change.decode()) for url, change in changes.items()}
+
+    def set_failed_attempts(self, process: str, reasons: Mapping[str, int]) -> None:
+        """Note how often attempts have failed in one life of a process, by reason; `process` names that life."""
+        self.redis.hset(_keys.FAILED_ATTEMPTS, process, msgspec.json.encode(reasons))
+
+    def failed_attempts(self) -> dict[str, int]:
+        """How often attempts have failed, by reason, over all processes that there were."""
+        sums: Counter[str] = Counter()
+        for counts in cast("list[bytes]", self.redis.hvals(_keys.FAILED_ATTEMPTS)):
+            sums.update(msgspec.json.decode(counts, type=dict[str, int]))
+        return dict(sums)
 
     def committed(self) -> dict[str, int]:
         """For each segment (`dataset/file`) the bytes up to which its records are settled."""

@@ -4,6 +4,8 @@ tokenmill:datasets                 sorted set   name -> time of registration (ms
 tokenmill:segments                 hash         "dataset/file" -> bytes of it that are settled
 tokenmill:workers                  hash         process -> "last_seen_ms facts(JSON)"
 tokenmill:model                    string       what the servers serve (JSON)
+tokenmill:servers                  hash         url -> added or drained, while the job runs
+tokenmill:failed_attempts          hash         "process start" -> reason -> attempts (JSON)
 tokenmill:keeper                   string       the keeper's lock
 tokenmill:d:<dataset>:state        hash         settings, state, cursor, sums
 tokenmill:d:<dataset>:done         bitmap       by index: a record or a reject exists
@@ -26,6 +28,8 @@ DATASETS = _PREFIX + "datasets"
 SEGMENTS = _PREFIX + "segments"
 WORKERS = _PREFIX + "workers"
 MODEL = _PREFIX + "model"
+SERVERS = _PREFIX + "servers"
+FAILED_ATTEMPTS = _PREFIX + "failed_attempts"
 KEEPER = _PREFIX + "keeper"
 
 

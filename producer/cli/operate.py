@@ -34,7 +34,9 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     if settings.embedded:
         raise UsageError('enqueue needs a shared Redis; with redis = "embedded" use `tokenmill run`')
     ledger = Ledger.connect(settings.redis_url)
-    servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
+    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
+    for sentence in warnings:
+        click.echo(f"warning: {sentence}", err=True)
     facts = model_facts(settings, servers)
     if not accept_changes:
         refuse_changes(settings.output, facts)

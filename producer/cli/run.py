@@ -82,7 +82,9 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> i
     datasets = choose(settings, [])
     if not settings.embedded:
         Ledger.connect(settings.redis_url).close()
-    servers = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key)
+    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
+    for sentence in warnings:
+        click.echo(f"warning: {sentence}", err=True)
     facts = model_facts(settings, servers)
     if not accept_changes:
         refuse_changes(settings.output, facts)

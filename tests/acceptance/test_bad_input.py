@@ -15,7 +15,7 @@ from tests.acceptance.conftest import Simulate
 from tests.conftest import REPO
 
 TOKENIZER = REPO / "examples" / "tokenizer"
-COMMANDS = ("run", "enqueue", "status", "worker", "control", "flower", "verify", "recover", "export")
+COMMANDS = ("run", "enqueue", "status", "worker", "control", "flower", "doctor", "verify", "recover", "export")
 DATASET = '[[datasets]]\nname = "A"\npath = "a.jsonl"\n'
 
 

@@ -17,16 +17,18 @@ COMMANDS = [
     "run",
     "enqueue",
     "status",
+    "servers",
     "worker",
     "control",
     "flower",
+    "doctor",
     "verify",
     "recover",
     "export",
     "simulate",
 ]
 # In the design, and not in this version yet.
-LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "doctor", "plan", "audit"}
+LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "plan", "audit"}
 
 
 def command(name: str) -> click.Command:

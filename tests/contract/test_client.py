@@ -25,9 +25,8 @@ def run(work: Callable[[SGLangClient], Coroutine[Any, Any, Result]], facts: Serv
             urls or (facts.url,),
             acceptance=Acceptance(2**31, facts.weight_version),
             sampling_params=GREEDY,
-            api_key=KEY,
+            api_key_of=lambda _url: KEY,
             max_connections=16,
-            request_timeout_seconds=60.0,
         )
         try:
             return await work(client)
@@ -91,7 +90,7 @@ def test_a_prompt_over_the_context_is_rejected(facts: ServerFacts) -> None:
 def test_a_parameter_that_the_server_does_not_know_halts(facts: ServerFacts) -> None:
     with pytest.raises(BadAnswer) as caught:
         run(lambda client: ask(client, no_such_parameter=1), facts)
-    assert (caught.value.reason, caught.value.outcome) == ("bad_parameters", Outcome.HALT)
+    assert (caught.value.reason, caught.value.outcome) == ("bad_parameters", Outcome.HALT_DATASET)
 
 
 def test_a_changed_weight_version_halts(facts: ServerFacts) -> None:
@@ -101,7 +100,7 @@ def test_a_changed_weight_version_halts(facts: ServerFacts) -> None:
 
     with pytest.raises(BadAnswer) as caught:
         run(with_another, facts)
-    assert (caught.value.reason, caught.value.outcome) == ("weight_version_changed", Outcome.HALT)
+    assert (caught.value.reason, caught.value.outcome) == ("weight_version_changed", Outcome.HALT_RUN)
 
 
 def test_a_dead_server_beside_it_costs_nothing(facts: ServerFacts) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -38,6 +38,23 @@ class Wire:
         assert status == 200, body
         assert isinstance(body, dict)
         return body
+
+    async def events(
+        self, input_ids: list[int], *, rid: str | None = None, **params: Any
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """The events of a greedy request for a stream, as they come; they must end with [DONE]."""
+        body: dict[str, Any] = {"input_ids": input_ids, "stream": True} | ({} if rid is None else {"rid": rid})
+        body["sampling_params"] = {"temperature": 0, "ignore_eos": True, **params}
+        async with self.session.post(self.url + "/generate", json=body) as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            while (event := (await response.content.readuntil(b"\n\n")).decode()) != "data: [DONE]\n\n":
+                assert event.startswith("data: ")
+                yield json.loads(event.removeprefix("data: "))
+            assert await response.content.read() == b""
+
+    async def stream(self, input_ids: list[int], *, rid: str | None = None, **params: Any) -> list[dict[str, Any]]:
+        """All events of a greedy request for a stream."""
+        return [event async for event in self.events(input_ids, rid=rid, **params)]
 
     async def load(self) -> dict[str, Any]:
         _, body = await self.call("GET", "/v1/loads")

@@ -73,7 +73,7 @@ def test_a_worker_that_waits_for_the_model_can_be_stopped(make: Make, ledger: Le
     run(test)
 
 
-def test_a_changed_weight_version_halts_the_run(make: Make, ledger: Ledger, tmp_path: Path) -> None:
+def test_a_server_of_other_weights_halts_the_run(make: Make, ledger: Ledger, tmp_path: Path) -> None:
     async def test() -> None:
         fill(ledger, "A", 2)
         ended: list[str] = []
@@ -86,6 +86,7 @@ def test_a_changed_weight_version_halts_the_run(make: Make, ledger: Ledger, tmp_
             await asyncio.wait_for(service.stop(0), 20)
         state = ledger.snapshot("A")
         assert (state.state, state.queued, state.in_flight, state.done) == ("halted", 2, 0, 0)
-        assert "weight_version_changed" in state.reason
+        assert state.reason.startswith("no_fit_server: ")
+        assert "serves weight version 'v2' and this run 'v1'" in state.reason
 
     run(test)

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,7 @@ TOTALS: dict[str, Any] = {
     "truncated": int,
     "tokens_per_second": NUMBER,
     "limit": int,
+    "failed_attempts": dict,
     "eta_seconds": (int, type(None)),
 }
 
@@ -81,7 +84,7 @@ def assert_shape(thing: dict[str, Any], shape: dict[str, Any]) -> None:
 
 
 def server(url: str, state: str = "up", in_flight: int = 0, reason: str | None = None) -> dict[str, Any]:
-    return {"url": url, "state": state, "in_flight": in_flight, "since": 1_700_000_000.0, "reason": reason}
+    return {"url": url, "state": state, "in_flight": in_flight, "since": time.time() - 310, "reason": reason}
 
 
 def worker(limit: int, in_flight: int, *servers: dict[str, Any], trouble: str | None = None) -> dict[str, Any]:
@@ -183,6 +186,7 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "tokens_per_second": 55.5,
         "limit": 64,
         "eta_seconds": 990,
+        "failed_attempts": {},
     }
     assert seen["troubles"] == []
 
@@ -209,7 +213,8 @@ def test_a_server_is_down_only_if_all_workers_find_it_down(ledger: Ledger) -> No
         (two, "down", 0),
         (three, "up", 4),
     ]
-    assert seen["troubles"] == [f"{two} is down: timed out"]
+    (trouble,) = seen["troubles"]
+    assert re.fullmatch(rf"{two} is down since [-0-9]+ [:0-9]+ \(5m1\ds\): timed out", trouble)
     assert seen["totals"]["limit"] == 12
 
 
@@ -276,7 +281,7 @@ def render(seen: dict[str, Any], width: int) -> list[str]:
 def test_the_table_shows_every_dataset_and_what_is_wrong(ledger: Ledger) -> None:
     fill(ledger)
     say(ledger, "w1@host", worker(64, 3, server("http://a:1", "down", 0, "refused")))
-    lines = render(snapshot(ledger), 120)
+    lines = [re.sub(r"[-0-9]+ [:0-9]+ \(5m1\ds\)", "THEN (5m)", line) for line in render(snapshot(ledger), 120)]
     assert lines == [
         "dataset  state   samples  tokens  of cap  mean  trunc  rej  flight  tok/s     eta",
         "A        open          6     240   24.0%    40      1    3       3     26     30s",
@@ -284,7 +289,8 @@ def test_the_table_shows_every_dataset_and_what_is_wrong(ledger: Ledger) -> None
         "C        failed        0       0  no cap     0      0    0       0      0       -",
         "all                    7   1,240                    1    3       3     56  16m30s",
         "! C: its source c.jsonl cannot be read: No such file or directory",
-        "! http://a:1 is down: refused",
+        "! no server can be used since THEN (5m); the workers wait, and no sample loses a try",
+        "! http://a:1 is down since THEN (5m): refused",
     ]
 
 
@@ -352,3 +358,21 @@ def test_the_line_for_pipes(ledger: Ledger) -> None:
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert display.duration(seconds) == text
+
+
+def test_failed_attempts_are_summed_over_all_lives_of_all_workers(ledger: Ledger) -> None:
+    ledger.set_failed_attempts("w1@host 1.0", {"nan": 2, "timeout": 1})
+    ledger.set_failed_attempts("w1@host 2.0", {"nan": 1})
+    ledger.set_failed_attempts("w1@host 2.0", {"nan": 3})
+    ledger.set_failed_attempts("w2@host 1.0", {"stalled": 4})
+    assert snapshot(ledger)["totals"]["failed_attempts"] == {"nan": 5, "timeout": 1, "stalled": 4}
+
+
+def test_a_server_is_as_well_as_the_worker_finds_it_that_finds_it_best(ledger: Ledger) -> None:
+    say(
+        ledger, "w1@host", worker(8, 0, server("http://a:1", "unfit", 0, "another model"), server("http://b:1", "down"))
+    )
+    say(ledger, "w2@host", worker(8, 0, server("http://a:1", "down", 0, "refused"), server("http://b:1", "half_open")))
+    seen = snapshot(ledger)
+    assert [(one["state"], one["reason"]) for one in seen["servers"]] == [("down", "refused"), ("half_open", None)]
+    assert seen["troubles"][0].startswith("no server can be used since ")

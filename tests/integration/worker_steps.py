@@ -30,6 +30,7 @@ from workers.sglang.client import SGLangClient
 from workers.sglang.servers import Pauses
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.server import Simulator
+from workers.sglang.watch import Patience
 
 VOCAB_SIZE = 1024
 SAMPLING: dict[str, Any] = {"max_new_tokens": 64, "temperature": 0.0}
@@ -136,24 +137,27 @@ class Worker:
 async def working(
     redis_url: str,
     output: Path,
-    servers: Simulator | tuple[list[str], httpx.AsyncBaseTransport],
+    servers: Simulator | list[Simulator] | tuple[list[str], httpx.AsyncBaseTransport],
     *,
     limit: int = 8,
     owner: str = "w1@host",
     claims: type[Ledger] = Ledger,
     segment_bytes: int = 2**20,
+    pauses: Pauses | None = None,
+    patience: Patience | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker at work on `servers`; stopped at the end, unless the test did."""
-    urls, transport = ([servers.url], None) if isinstance(servers, Simulator) else servers
+    if isinstance(servers, Simulator):
+        servers = [servers]
+    urls, transport = servers if isinstance(servers, tuple) else ([server.url for server in servers], None)
     client = SGLangClient(
         urls,
         acceptance=Acceptance(VOCAB_SIZE, "default"),
         sampling_params=SAMPLING,
-        api_key=None,
         max_connections=256,
-        request_timeout_seconds=60.0,
         http=OverHttpx(transport) if transport else None,
-        pauses=Pauses(first_seconds=0.001, longest_seconds=0.002),
+        pauses=pauses or Pauses(first_seconds=0.001, longest_seconds=0.002),
+        patience=patience,
     )
     writer = SegmentWriter(output, owner.replace("@", "-"), segment_bytes)
     commits = Commits(ledger=Ledger.connect(redis_url), writer=writer, output=output, commit_seconds=0.005)

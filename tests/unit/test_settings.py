@@ -2,45 +2,15 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, UsageError
 from common.settings import MAX_SOCKET_PATH, Settings, TokenizerSettings, load_settings
+from tests.unit.conftest import Write
+from tests.unit.settings_steps import TOKENIZER, faults
 
-TOKENIZER = '[tokenizer]\npath = "tok"\n'
 DATASET = '[[datasets]]\nname = "{}"\npath = "data.jsonl"\n'
-Write = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("TOKENMILL_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write a configuration file, and answer its path."""
-
-    def write(text: str) -> Path:
-        path = tmp_path / "tokenmill.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
-def faults(path: Path) -> list[str]:
-    """What is wrong with the configuration, a line a fault."""
-    with pytest.raises(ConfigError) as caught:
-        load_settings(path)
-    assert caught.value.exit_code == 2
-    assert isinstance(caught.value, UsageError)
-    return str(caught.value).splitlines()
 
 
 def test_a_small_file_is_enough(write: Write) -> None:
@@ -50,7 +20,7 @@ def test_a_small_file_is_enough(write: Write) -> None:
     assert settings.server.urls == ["http://127.0.0.1:30000"]
     assert settings.sampling.params() == {"max_new_tokens": 10240, "temperature": 1.0}
     assert [(d.name, d.cap_tokens, d.count) for d in settings.datasets] == [("b1", 10_000_000, "completion")]
-    assert settings.request_timeout_seconds == 5120
+    assert settings.server.request_timeout_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -142,35 +112,6 @@ def test_bad_toml_is_told_with_its_line(write: Write) -> None:
 
 def test_a_byte_order_mark_is_no_fault(write: Write) -> None:
     assert load_settings(write("\ufeff" + TOKENIZER)).embedded
-
-
-def test_an_api_key_in_the_file_is_refused_and_not_repeated(write: Write) -> None:
-    path = write(TOKENIZER + '[server]\napi_key = "sesame"\n')
-
-    (fault,) = faults(path)
-
-    assert fault.startswith(f"{path}: [server] api_key does not belong in a configuration file")
-    assert "TOKENMILL_SERVER__API_KEY" in fault
-    assert "sesame" not in fault
-
-
-def test_the_api_key_comes_from_the_environment_and_is_not_shown(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKENMILL_SERVER__API_KEY", "sesame")
-
-    settings = load_settings(write(TOKENIZER))
-
-    assert settings.api_key == "sesame"
-    assert "sesame" not in repr(settings)
-    assert "sesame" not in settings.model_dump_json()
-
-
-def test_the_api_key_comes_from_a_file_beside_the_configuration(write: Write, tmp_path: Path) -> None:
-    settings = load_settings(write(TOKENIZER + '[server]\napi_key_file = "key"\n'))
-
-    with pytest.raises(ConfigError, match=r"\[server\] api_key_file .*key: No such file"):
-        _ = settings.api_key
-    (tmp_path / "key").write_text("sesame\n")
-    assert settings.api_key == "sesame"
 
 
 @pytest.mark.parametrize(

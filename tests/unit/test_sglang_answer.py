@@ -5,12 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from workers.sglang.answer import REASONS, Acceptance, Answer, BadAnswer, Outcome, refusal
+from workers.sglang.answer import REASONS, Acceptance, Answer, BadAnswer, Outcome, Says, refusal
 
 RID = "0123456789abcdef0123456789abcdef"
 VOCAB_SIZE = 1024
 # Made by the client, and tested with it.
-REASONS_OF_THE_CLIENT = {"answer_too_large", "unreachable", "connection_lost", "timeout", "draining"}
+REASONS_OF_THE_CLIENT = {
+    "answer_too_large",
+    "unreachable",
+    "connection_lost",
+    "timeout",
+    "stalled",
+    "kills_server",
+    "no_fit_server",
+    "draining",
+}
 
 
 def body(output_ids: Any = (63, 413, 478, 864), **meta: Any) -> bytes:
@@ -86,7 +95,7 @@ BODIES: list[tuple[str, bytes]] = [
 def test_a_bad_body_is_refused_by_name(reason: str, raw: bytes) -> None:
     with pytest.raises(BadAnswer) as caught:
         check(raw)
-    assert (caught.value.reason, caught.value.outcome) == (reason, REASONS[reason])
+    assert (caught.value.reason, caught.value.outcome) == (reason, REASONS[reason].outcome)
 
 
 def test_a_good_answer_is_accepted_whole() -> None:
@@ -176,7 +185,7 @@ REFUSALS: list[tuple[str, int, bytes]] = [
 @pytest.mark.parametrize(("reason", "status", "raw"), REFUSALS)
 def test_a_refusal_is_named_from_its_status_and_body(reason: str, status: int, raw: bytes) -> None:
     bad = refusal(status, raw)
-    assert (bad.reason, bad.outcome) == (reason, REASONS[reason])
+    assert (bad.reason, bad.outcome) == (reason, REASONS[reason].outcome)
     assert str(status) in bad.detail
 
 
@@ -201,10 +210,19 @@ def test_a_detail_is_one_short_printable_line() -> None:
 
 
 def test_the_outcomes_that_the_run_depends_on() -> None:
-    final = {reason for reason, outcome in REASONS.items() if outcome is Outcome.REJECT}
-    halting = {reason for reason, outcome in REASONS.items() if outcome is Outcome.HALT}
-    assert final == {"prompt_mismatch", "empty_answer", "over_context", "bad_request"}
-    assert halting == {"no_output_ids", "weight_version_changed", "bad_parameters", "unauthorized", "not_sglang"}
+    by_outcome = {outcome: {one for one, rule in REASONS.items() if rule.outcome is outcome} for outcome in Outcome}
+    assert by_outcome[Outcome.REJECT] == {
+        "prompt_mismatch",
+        "empty_answer",
+        "over_context",
+        "bad_request",
+        "kills_server",
+    }
+    assert by_outcome[Outcome.HALT_DATASET] == {"bad_parameters"}
+    halting = {"no_output_ids", "weight_version_changed", "unauthorized", "not_sglang"}
+    assert by_outcome[Outcome.HALT_RUN] == halting | {"no_fit_server"}
+    # What halts the run says that the server is not one for it: with several, it is left out first.
+    assert {one for one, rule in REASONS.items() if rule.says is Says.UNFIT} == halting
 
 
 def test_every_reason_has_a_case() -> None:

@@ -120,6 +120,35 @@ def test_what_is_asked_for_is_read() -> None:
     asked = reader().read(body(rid="mine", stream=False, unknown=[1], sampling_params=params))
     assert (asked.rid, asked.input_ids, asked.max_new_tokens) == ("mine", (10, 20, 30), 7)
     assert (asked.ignore_eos, asked.stop_token_ids) == (True, (4,))
+    assert (asked.stream, asked.stream_interval) == (False, None)
+    streamed = reader().read(body(stream=True, sampling_params={"stream_interval": 5}))
+    assert (streamed.stream, streamed.stream_interval) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "in_stream"),
+    [
+        ({"input_ids": []}, True),
+        ({"input_ids": [1] * 2048}, True),
+        ({"sampling_params": {"temperature": -1}}, True),
+        ({"sampling_params": {"no_such_parameter": 1}}, False),
+        ({"sampling_params": {"temperature": "hot"}}, False),
+        ({"rid": 5}, False),
+        ({"stream": "yes"}, False),
+        ({"stream": None}, False),
+    ],
+)
+def test_what_the_schema_refuses_is_refused_before_a_stream_begins(fields: dict[str, Any], in_stream: bool) -> None:
+    assert refusal(body(**{"stream": True, **fields})).in_stream is in_stream
+
+
+@pytest.mark.parametrize(("tokens", "by_scheduler"), [(2048, False), (2042, True), (2041, False)])
+def test_a_prompt_that_is_a_little_too_long_is_only_found_by_the_scheduler(tokens: int, by_scheduler: bool) -> None:
+    raw = body(input_ids=[1] * tokens, sampling_params={"max_new_tokens": 1})
+    if tokens == 2041:
+        assert reader().read(raw).max_new_tokens == 1
+    else:
+        assert refusal(raw).by_scheduler is by_scheduler
 
 
 def test_a_rid_is_made_if_none_is_given() -> None:
@@ -129,7 +158,6 @@ def test_a_rid_is_made_if_none_is_given() -> None:
 @pytest.mark.parametrize(
     ("raw", "named"),
     [
-        (body(stream=True), "stream"),
         (body(input_ids=[[1, 2], [3]]), "one prompt"),
         (body(sampling_params=[{"max_new_tokens": 1}]), "one prompt"),
         (body(sampling_params={"n": 2}), "n"),

@@ -25,51 +25,80 @@ _OVER_CONTEXT = re.compile(
 
 
 class Outcome(enum.Enum):
-    """What follows from a bad answer."""
+    """What follows from a bad answer for its sample, and for the others."""
 
     RETRY = "retry"  # another attempt may succeed
     REJECT = "reject"  # final for this sample
-    HALT = "halt"  # the same for every sample: the run must stop
+    HALT_DATASET = "halt the dataset"  # the same for every sample of the dataset
+    HALT_RUN = "halt the run"  # the same for every sample, unless another server does better
+
+
+class Says(enum.Enum):
+    """What a bad answer says of the server that gave it."""
+
+    NOTHING = "nothing"
+    BUSY = "busy"  # it has no room: others are taken first for a while
+    FAILED = "failed"  # its fault or the sample's; several in a row are its fault, and open its breaker
+    GONE = "gone"  # nobody is there: its breaker opens at once
+    UNFIT = "unfit"  # it cannot be used for this run: it is left out until it is another one
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One line of the table.
+
+    `tried` is False where the sample was not tried at all, so that it costs it nothing. `may_still_run` is True where
+    the server may be at it still, and would go on to max_new_tokens for nobody. `may_have_died` is True where the
+    server may have died, of this request or of another.
+    """
+
+    outcome: Outcome
+    says: Says = Says.NOTHING
+    tried: bool = True
+    may_still_run: bool = False
+    may_have_died: bool = False
 
 
 # Every reason there is, and what follows from it.
 REASONS = MappingProxyType(
     {
         # A body that came with 200.
-        "not_json": Outcome.RETRY,
-        "not_an_answer": Outcome.RETRY,
-        "answer_too_large": Outcome.RETRY,
-        "wrong_rid": Outcome.RETRY,
-        "aborted": Outcome.RETRY,
-        "unfinished": Outcome.RETRY,
-        "nan": Outcome.RETRY,
-        "length_mismatch": Outcome.RETRY,
-        "longer_than_asked": Outcome.RETRY,
-        "token_out_of_range": Outcome.RETRY,
-        "stop_mismatch": Outcome.RETRY,
-        "prompt_mismatch": Outcome.REJECT,
-        "empty_answer": Outcome.REJECT,
-        "no_output_ids": Outcome.HALT,
-        "weight_version_changed": Outcome.HALT,
-        # A refusal.
-        "over_context": Outcome.REJECT,
-        "bad_request": Outcome.REJECT,
-        "bad_parameters": Outcome.HALT,  # the schema gate names a field, and all samples share these
-        "duplicate_rid": Outcome.RETRY,
-        "disconnected": Outcome.RETRY,
-        "unauthorized": Outcome.HALT,
-        "not_sglang": Outcome.HALT,
-        "request_timeout": Outcome.RETRY,
-        "rate_limited": Outcome.RETRY,
-        "queue_full": Outcome.RETRY,
-        "server_away": Outcome.RETRY,
-        "bad_gateway": Outcome.RETRY,
-        "server_error": Outcome.RETRY,
+        "not_json": Reason(Outcome.RETRY, Says.FAILED),
+        "not_an_answer": Reason(Outcome.RETRY, Says.FAILED),
+        "answer_too_large": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
+        "wrong_rid": Reason(Outcome.RETRY, Says.FAILED),
+        "aborted": Reason(Outcome.RETRY),
+        "unfinished": Reason(Outcome.RETRY, Says.FAILED),
+        "nan": Reason(Outcome.RETRY, Says.FAILED),
+        "length_mismatch": Reason(Outcome.RETRY, Says.FAILED),
+        "longer_than_asked": Reason(Outcome.RETRY, Says.FAILED),
+        "token_out_of_range": Reason(Outcome.RETRY, Says.FAILED),
+        "stop_mismatch": Reason(Outcome.RETRY, Says.FAILED),
+        "prompt_mismatch": Reason(Outcome.REJECT),
+        "empty_answer": Reason(Outcome.REJECT),
+        "no_output_ids": Reason(Outcome.HALT_RUN, Says.UNFIT),
+        "weight_version_changed": Reason(Outcome.HALT_RUN, Says.UNFIT),
+        # A refusal. None of the 4xx speaks against the server: a router that counted them took out all of its workers.
+        "over_context": Reason(Outcome.REJECT),
+        "bad_request": Reason(Outcome.REJECT),
+        "bad_parameters": Reason(Outcome.HALT_DATASET),  # the schema gate names a field, which all its samples share
+        "duplicate_rid": Reason(Outcome.RETRY),
+        "disconnected": Reason(Outcome.RETRY),
+        "unauthorized": Reason(Outcome.HALT_RUN, Says.UNFIT),
+        "not_sglang": Reason(Outcome.HALT_RUN, Says.UNFIT),
+        "request_timeout": Reason(Outcome.RETRY, Says.BUSY, may_still_run=True),
+        "rate_limited": Reason(Outcome.RETRY, Says.BUSY, tried=False),
+        "queue_full": Reason(Outcome.RETRY, Says.BUSY, tried=False),
+        "server_away": Reason(Outcome.RETRY, Says.GONE, tried=False),
+        "bad_gateway": Reason(Outcome.RETRY, Says.GONE, may_still_run=True, may_have_died=True),
+        "server_error": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
         # No whole response.
-        "unreachable": Outcome.RETRY,
-        "connection_lost": Outcome.RETRY,
-        "timeout": Outcome.RETRY,
-        "draining": Outcome.RETRY,  # this worker is stopping; nothing is wrong with the sample
+        "unreachable": Reason(Outcome.RETRY, Says.GONE, tried=False),
+        "connection_lost": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True, may_have_died=True),
+        "stalled": Reason(Outcome.RETRY, Says.GONE, may_still_run=True, may_have_died=True),
+        "timeout": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
+        "kills_server": Reason(Outcome.REJECT),  # servers died of it, the last of it alone
+        "no_fit_server": Reason(Outcome.HALT_RUN, tried=False),  # each was looked at, and none can be used for this run
+        "draining": Reason(Outcome.RETRY, tried=False),  # this worker is stopping; nothing is wrong with the sample
     }
 )
 
@@ -81,7 +110,8 @@ class BadAnswer(Exception):
         self.reason = reason
         self.detail = _one_line(detail)
         super().__init__(f"{reason}: {self.detail}")
-        self.outcome = REASONS[reason]
+        self.rule = REASONS[reason]
+        self.outcome = self.rule.outcome
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

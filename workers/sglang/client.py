@@ -6,16 +6,17 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
 from common.errors import ConfigError
-from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, refusal
+from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, Says, refusal
 from workers.sglang.http import AiohttpHttp, Http
-from workers.sglang.servers import Pauses, Server, Servers, ServerState
+from workers.sglang.servers import Health, Pauses, Server, Servers, ServerState
+from workers.sglang.watch import Call, Patience, Watch
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +29,15 @@ PROBE_SECONDS = 25.0
 # as runs of spaces are, in UTF-8 or escaped) a token.
 ANSWER_BYTES = 1 << 20
 ANSWER_BYTES_PER_TOKEN = 256
-
-# Nobody is there: the server is down until a probe finds it well.
-_DOWN = frozenset({"unreachable", "server_away", "bad_gateway"})
-# The server had trouble with this request, or is busy: others are taken first for a while.
-_SHUNNED = frozenset({"connection_lost", "timeout", "request_timeout", "rate_limited", "queue_full", "server_error"})
-# Says nothing about the sample, and uses up none of its tries. (A bad gateway does: the proxy says the same of a
-# server that this very prompt has killed.)
-_UNCOUNTED = frozenset({"unreachable", "server_away", "rate_limited", "queue_full"})
-# The server may still be at it, and would go on to max_new_tokens for nobody.
-_MAY_STILL_RUN = frozenset(
-    {"connection_lost", "timeout", "request_timeout", "bad_gateway", "server_error", "answer_too_large"}
-)
+# A sample that failed so often while its server answered others is at fault itself.
+MAX_TRIES = 3
+# A sample that failed so often while its server answered nobody ends all the same: it may be the last one.
+MAX_UNPROVEN = 10
+# A sample whose servers died so often goes on alone: none is sent after it for a while, so that if the next one dies,
+# too, it is known of which. With 128 in flight at each death, the other 127 would be ended with the one that kills.
+SUSPECT_AFTER = 2
+# A sample whose servers died so often, though never within the time that it had alone, ends as well.
+MAX_DEATHS = 6
 _BROKEN = (aiohttp.ClientError, OSError)
 
 
@@ -70,33 +68,45 @@ class SGLangClient:
         *,
         acceptance: Acceptance,
         sampling_params: Mapping[str, Any],
-        api_key: str | None,
+        api_key_of: Callable[[str], str | None] = lambda _url: None,
         max_connections: int,
-        request_timeout_seconds: float,
         http: Http | None = None,
-        max_tries: int = 3,
+        inspect: Callable[[Server], Awaitable[None]] | None = None,
         pauses: Pauses | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """An attempt may take `request_timeout_seconds`, to its last byte; `max_tries` counted failures end a sample.
+        """At most `max_connections` calls may be in flight.
 
-        At most `max_connections` calls may be in flight. `http` stands in for the network in tests.
+        `inspect` looks at each server before its first call and whenever it comes back; it raises ServerUnavailable or
+        ServerRefused. `http` stands in for the network in tests.
         """
         self._acceptance = acceptance
         self._sampling = Sampling.of(sampling_params)
-        self._headers = {
+        self._api_key_of = api_key_of
+        self._pauses = pauses or Pauses()
+        self._http = http or AiohttpHttp(max_connections + SPARE_CONNECTIONS)
+        self._servers = Servers(
+            urls, headers_of=self._headers_of, probe=self._health, inspect=inspect, pauses=self._pauses
+        )
+        self._running: dict[str, Call] = {}  # by rid
+        self._watch = Watch(self._running, self._http, self._health, patience or Patience())
+        self._draining = asyncio.Event()
+        self._alone = asyncio.Lock()
+        self.failed_attempts: Counter[str] = Counter()  # by reason
+
+    def _headers_of(self, url: str) -> dict[str, str]:
+        api_key = self._api_key_of(url)
+        return {
             "content-type": "application/json",
             "accept-encoding": "identity",
             "user-agent": "tokenmill",
             **({"authorization": f"Bearer {api_key}"} if api_key else {}),
         }
-        self._request_timeout_seconds = request_timeout_seconds
-        self._max_tries = max_tries
-        self._pauses = pauses or Pauses()
-        self._http = http or AiohttpHttp(max_connections + SPARE_CONNECTIONS)
-        self._servers = Servers(urls, self._is_well, self._pauses)
-        self._running: dict[str, Server] = {}  # by rid
-        self._draining = asyncio.Event()
-        self.retried: Counter[str] = Counter()  # failures that were followed by another attempt, by reason
+
+    @property
+    def http(self) -> Http:
+        """The connections, for whoever looks at the same servers."""
+        return self._http
 
     @property
     def in_flight(self) -> int:
@@ -106,6 +116,10 @@ class SGLangClient:
     def servers(self) -> list[ServerState]:
         """The state of each server, for status."""
         return self._servers.states()
+
+    def set_urls(self, urls: Sequence[str]) -> None:
+        """Take these servers from now on: new ones are looked at first, those not named are drained."""
+        self._servers.set_urls(urls)
 
     async def generate(
         self,
@@ -118,71 +132,108 @@ class SGLangClient:
         """One accepted answer, the URL of the server that gave it, and the seconds that its attempt took.
 
         `input_ids_json` is a JSON array of `prompt_tokens` ids, all in the vocabulary: an id outside kills the server.
-        `max_new_tokens` replaces the one of `sampling`. Raises BadAnswer: REJECT and HALT at once, RETRY after
-        `max_tries` counted failures or when draining. While no server is up it waits, and uses up no tries.
+        `max_new_tokens` replaces the one of `sampling`. Raises BadAnswer: what is final at once, RETRY when the sample
+        has used up its tries or when draining. While no server is up it waits, and uses up no tries.
         """
         sampling = sampling or self._sampling
         asked = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         rest = b'","sampling_params":{"max_new_tokens":%d%b,"input_ids":%b}' % (asked, sampling.others, input_ids_json)
-        failures = tries = 0
+        tries = Tries()
         while True:
-            server = await self._servers.pick()
-            # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
-            # another thread take the interpreter.
-            rid = f"{random.getrandbits(128):032x}"
+            alone = await self._begin_alone() if tries.deaths >= SUSPECT_AFTER else None
             try:
-                return await self._attempt(server, rid, rest, prompt_tokens, asked)
-            except BadAnswer as bad:
-                self._note(server, bad)
-                if bad.reason in _MAY_STILL_RUN:
-                    await self._abort(server, rid)
-                if self._draining.is_set() and bad.outcome is Outcome.RETRY:
-                    raise BadAnswer("draining", "this worker is stopping") from bad
-                failures += 1
-                tries += bad.reason not in _UNCOUNTED
-                if bad.outcome is not Outcome.RETRY or tries >= self._max_tries:
-                    raise
-                self.retried[bad.reason] += 1
-                log.debug("attempt %d on %s failed, %s", failures, server.url, bad)
-                if bad.reason not in _DOWN:  # pick() waits for those
-                    await self._pause(failures)
+                found = await self._try(tries, alone, rest, prompt_tokens, asked)
+            finally:
+                if alone is not None:
+                    alone.end()
+            if not isinstance(found, BadAnswer):
+                return found
+            if found.rule.says not in {Says.GONE, Says.UNFIT}:  # pick() waits for those
+                await self._pause(tries.all)
+
+    async def _try(
+        self, tries: "Tries", alone: "Alone | None", rest: bytes, prompt_tokens: int, max_new_tokens: int
+    ) -> tuple[Answer, str, float] | BadAnswer:
+        """One attempt on the server to be taken now; a failure is answered if another may follow, else raised."""
+        server = await self._servers.pick()
+        on_trial, proven, started = server.on_trial, server.proven, time.monotonic()
+        if alone is not None:
+            alone.begin()
+        # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
+        # another thread take the interpreter.
+        rid = f"{random.getrandbits(128):032x}"
+        try:
+            return await self._attempt(server, rid, rest, prompt_tokens, max_new_tokens)
+        except BadAnswer as bad:
+            self.failed_attempts[bad.reason] += 1
+            self._servers.ended_badly(server, bad, started)
+            if bad.rule.may_still_run:
+                await self._abort(server, rid)
+            verdict = self._verdict(bad, tries, server, started, proven=proven, alone=alone)
+            if verdict is not None:
+                raise verdict from bad
+            log.debug("an attempt on %s failed, %s", server.url, bad)
+            return bad
+        finally:
+            if on_trial:
+                self._servers.trial_ended(server)
+
+    def _verdict(
+        self, bad: BadAnswer, tries: "Tries", server: Server, started: float, *, proven: bool, alone: "Alone | None"
+    ) -> BadAnswer | None:
+        """What ends the sample after this failure; None if it is to be tried again."""
+        tries.all += 1
+        if bad.outcome is Outcome.HALT_RUN:
+            return bad if self._servers.all_unfit else None
+        if bad.outcome is not Outcome.RETRY:
+            return bad
+        if self._draining.is_set():
+            return BadAnswer("draining", "this worker is stopping")
+        if bad.rule.may_have_died:
+            if not proven:
+                return None  # the server was not well before, either
+            tries.deaths += 1
+            if tries.deaths >= MAX_DEATHS or (alone is not None and alone.is_alone):
+                last = "the last time alone" if alone is not None and alone.is_alone else "never long alone"
+                return BadAnswer("kills_server", f"{tries.deaths} times, {last}: {bad}")
+        elif bad.rule.says is Says.FAILED and server.answered_at < (tries.failed_at or started):
+            tries.unproven += 1
+        elif bad.rule.tried:
+            tries.counted += 1
+        tries.failed_at = time.monotonic()
+        return bad if tries.counted >= MAX_TRIES or tries.unproven >= MAX_UNPROVEN else None
+
+    async def _begin_alone(self) -> "Alone":
+        await self._alone.acquire()
+        return Alone(self._alone, self._pauses.trial_seconds)
 
     async def _attempt(
         self, server: Server, rid: str, rest: bytes, prompt_tokens: int, max_new_tokens: int
     ) -> tuple[Answer, str, float]:
         """One request and its check; every failure becomes a BadAnswer."""
         body = b'{"rid":"%b%b' % (rid.encode(), rest)
-        self._running[rid] = server
+        most_bytes = ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * max_new_tokens
+        call = self._running[rid] = Call(server, max_new_tokens)
         server.in_flight += 1
-        started = time.perf_counter()
+        self._watch.begin()
         try:
-            async with asyncio.timeout(self._request_timeout_seconds):
-                status, answer = await self._post(
-                    server.generate_url, body, ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * max_new_tokens
-                )
+            status, answer = await self._http.request("POST", server.generate_url, server.headers, body, most_bytes)
         except (TimeoutError, *_BROKEN) as error:
-            raise _broken(error, server, self._request_timeout_seconds) from error
+            raise _broken(error, server) from error
+        except asyncio.CancelledError:
+            if call.verdict is None or call.task is None or call.task.uncancel() > 0:
+                raise
+            raise call.verdict from None
         finally:
             server.in_flight -= 1
             del self._running[rid]
-        seconds = time.perf_counter() - started
+        seconds = time.monotonic() - call.started
         if status != 200:
             raise refusal(status, answer)
         accepted = self._acceptance.check(answer, rid=rid, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens)
         self._servers.answered(server)
+        self._watch.answered(server, accepted.completion_tokens, seconds)
         return accepted, server.url, seconds
-
-    async def _post(self, url: str, body: bytes, most_bytes: int) -> tuple[int, bytes]:
-        return await self._http.request("POST", url, self._headers, body, most_bytes)
-
-    def _note(self, server: Server, bad: BadAnswer) -> None:
-        """What a failure says about the server."""
-        if bad.reason in _DOWN:
-            self._servers.down(server, bad.detail)
-        elif bad.reason in _SHUNNED:
-            self._servers.shun(server)
-        else:
-            self._servers.answered(server)
 
     async def _pause(self, failures: int) -> None:
         """Full jitter: any time up to the doubling pause; ends at once when draining."""
@@ -191,42 +242,89 @@ class SGLangClient:
 
     async def _abort(self, server: Server, rid: str) -> None:
         """Ask the server to stop a request; the best that can be done, so no failure is told."""
+        if not server.takes_aborts:
+            return
         body = msgspec.json.encode({"rid": rid})
         with contextlib.suppress(TimeoutError, BadAnswer, *_BROKEN):
             async with asyncio.timeout(ABORT_SECONDS):
-                await self._post(server.abort_url, body, ANSWER_BYTES)
+                status, _ = await self._http.request("POST", server.abort_url, server.headers, body, ANSWER_BYTES)
+                # A router: what it has sent on ends with the connection of its caller, and not before.
+                server.takes_aborts = status not in {404, 405}
 
-    async def _is_well(self, server: Server) -> bool:
-        """Whether /health, which SGLang and its router both have, answers 200."""
+    async def _health(self, server: Server) -> Health:
+        """What /health, which SGLang and its router both have, says."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                status, _ = await self._http.request("GET", server.health_url, self._headers, None, ANSWER_BYTES)
+                status, _ = await self._http.request("GET", server.health_url, server.headers, None, ANSWER_BYTES)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            return Health.GONE
         except (TimeoutError, BadAnswer, *_BROKEN):
-            return False
-        return status == 200
+            return Health.DOUBTFUL
+        return Health.WELL if status == 200 else Health.DOUBTFUL
 
     async def abort_all(self) -> None:
         """Stop for good: abort what the servers are at; every call still in generate() ends with BadAnswer.
 
-        SGLang's router has no /abort_request: there, and on a server that hangs, cancel the calls that do not end.
+        A server that hangs does not end them: cancel the calls that do not end.
         """
         self._draining.set()
         self._servers.stop()
-        await asyncio.gather(*(self._abort(server, rid) for rid, server in list(self._running.items())))
+        running = list(self._running.items())
+        await asyncio.gather(*(self._abort(call.server, rid) for rid, call in running))
+        for _, call in running:
+            if not call.server.takes_aborts:
+                call.give_up(BadAnswer("draining", "this worker is stopping"))
 
     async def aclose(self) -> None:
         """Close all connections; a call still in flight breaks."""
         self._draining.set()
         self._servers.stop()
+        self._watch.stop()
         await self._http.aclose()
 
 
-def _broken(error: Exception, server: Server, timeout_seconds: float) -> BadAnswer:
+class Tries:
+    """How often one sample has failed, by what that says of it."""
+
+    __slots__ = ("all", "counted", "deaths", "failed_at", "unproven")
+
+    def __init__(self) -> None:
+        self.all = 0
+        self.counted = 0  # the sample's own
+        self.unproven = 0  # its server answered nobody since the failure before
+        self.deaths = 0  # its server, which was well before, may have died
+        self.failed_at = 0.0  # on the monotonic clock
+
+
+class Alone:
+    """The time in which no other suspect is sent: from the call until it has ended, or has run for a while."""
+
+    def __init__(self, lock: asyncio.Lock, seconds: float) -> None:
+        """`lock` is held by the caller, and released by `end` at the latest."""
+        self._lock = lock
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_alone = True
+
+    def begin(self) -> None:
+        """The call is made now."""
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self.end)
+
+    def end(self) -> None:
+        """Let the next suspect go."""
+        if self.is_alone:
+            self.is_alone = False
+            self._lock.release()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _broken(error: Exception, server: Server) -> BadAnswer:
     """The reason for a response that never came, or not to its end."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return BadAnswer("unreachable", f"no connection: {error}")
     if isinstance(error, TimeoutError):
-        return BadAnswer("timeout", f"{server.url} gave no answer within {timeout_seconds:g} s")
+        return BadAnswer("timeout", f"{server.url} did not take the request in time: {error}")
     # Not its repr: that of a ClientResponseError holds the request's headers, and with them the API key.
     words = f"{type(error).__name__} {error}".strip()
     return BadAnswer("connection_lost", f"{server.url} broke the connection before the answer was whole: {words}")

@@ -1,28 +1,52 @@
-"""The servers of a run: which to take, and which are down.
+"""The servers of a run: which to take, and a circuit breaker for each.
 
-A server is down once it does not take connections, and stays so until a probe finds it well; probes come after pauses
-that double. One that broke a request, or said that it is busy, is only shunned for a pause: others are taken first.
+A breaker opens at once where nobody takes connections, and after some failures in a row without an answer in between;
+what a server refuses (4xx) never counts. Then it is probed after pauses that double, and once it looks well it gets one
+call, on trial; when that has been answered, or has run for a while, the breaker is closed. A single failure only means
+that others are taken first for a pause.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal
 
 import msgspec
 
-from workers.sglang.answer import BadAnswer
+from common.errors import ServerRefused, ServerUnavailable
+from workers.sglang.answer import BadAnswer, Says
 
 log = logging.getLogger(__name__)
+# So many failures in a row, each of a call that began after the one before had failed, are the server's own.
+FAILURES_TO_OPEN = 3
+# A server that answers its probes, but not well, gets a trial all the same: /health says 503 also in long prefills.
+DOUBTFUL_PROBES = 3
+_LOOK_AGAIN_SECONDS = 1.0
+
+State = Literal["checking", "up", "half_open", "down", "unfit"]
+
+
+class Health(Enum):
+    """What a probe found."""
+
+    WELL = "well"
+    DOUBTFUL = "doubtful"  # somebody answers, and does not say that all is well
+    GONE = "gone"
 
 
 class Pauses(msgspec.Struct, frozen=True):
-    """How long to wait after a failure: doubling from `first_seconds` to `longest_seconds`."""
+    """How long to wait after a failure: doubling from `first_seconds` to `longest_seconds`.
+
+    A call on trial, or alone (SGLangClient), is waited for `trial_seconds` before others follow.
+    """
 
     first_seconds: float = 0.5
     longest_seconds: float = 30.0
+    # A dead scheduler was seen to break its connections after 5 to 7 s: a call that runs for longer has not killed it.
+    trial_seconds: float = 10.0
 
     def after(self, failures: int) -> float:
         """The pause after so many failures in a row (1 or more)."""
@@ -33,94 +57,279 @@ class ServerState(msgspec.Struct, frozen=True):
     """What status shows of one server."""
 
     url: str
-    state: Literal["up", "down"]
+    state: State | Literal["draining"]
     in_flight: int
+    answers: int  # accepted, since this worker knows it
     since: float  # seconds since the epoch when this state began
-    reason: str | None  # why it was last found down
+    reason: str | None  # why it was last found down or unfit
+    version: str | None
 
 
 class Server:
     """One server, as this worker sees it."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, headers: Mapping[str, str], state: State) -> None:
+        self.url = url
+        self.headers = headers
         self.generate_url = self.url + "/generate"
         self.abort_url = self.url + "/abort_request"
         self.health_url = self.url + "/health"
-        self.up = True
+        self.state: State = state
         self.since = time.time()
         self.reason: str | None = None
+        self.version: str | None = None
+        self.draining = False
+        self.takes_aborts = True  # SGLang's router has no such route
         self.in_flight = 0
+        self.answers = 0
         self.failures = 0  # in a row
-        self.shunned_until = 0.0  # on the monotonic clock
+        # Whether it was found well since it was last down; what fails on it before that says nothing of its sample.
+        self.proven = state == "up"
+        self.on_trial = False  # whether a half-open server has its one call
+        self.trials = 0
+        # On the monotonic clock.
+        self.answered_at = 0.0
+        self.failed_at = 0.0
+        self.shunned_until = 0.0
+        self.looked_at = 0.0  # when it was last inspected although it was unfit
 
 
 class Servers:
-    """All servers of a run, and the tasks that wait for those that are down."""
+    """All servers of a run, and the tasks that look after those that are not up."""
 
-    def __init__(self, urls: Sequence[str], probe: Callable[[Server], Awaitable[bool]], pauses: Pauses) -> None:
-        """`probe` says whether a server is well; it must not raise."""
-        self._servers = [Server(url) for url in urls]
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        headers_of: Callable[[str], Mapping[str, str]],
+        probe: Callable[[Server], Awaitable[Health]],
+        inspect: Callable[[Server], Awaitable[None]] | None,
+        pauses: Pauses,
+    ) -> None:
+        """`probe` must not raise. `inspect` raises ServerUnavailable or ServerRefused; None: all fit from the start."""
+        self._headers_of = headers_of
         self._probe = probe
+        self._inspect = inspect
         self._pauses = pauses
-        self._some_up = asyncio.Event()
-        self._some_up.set()
-        self._revivals: set[asyncio.Task[None]] = set()
+        self._some = asyncio.Event()  # something has changed for those who wait for a server
+        self._tasks: dict[Server, asyncio.Task[None]] = {}
         self._stopped = False
+        self._looking = asyncio.Lock()
+        self._servers = [self._made(url) for url in dict.fromkeys(urls)]
+
+    def _made(self, url: str) -> Server:
+        url = url.rstrip("/")
+        return Server(url, self._headers_of(url), "up" if self._inspect is None else "checking")
+
+    # Which to take
 
     async def pick(self) -> Server:
-        """The server with the fewest calls in flight; waits while all are down. Raises BadAnswer once stopped."""
+        """The server with the fewest calls in flight; waits while there is none.
+
+        Raises BadAnswer once stopped, and if no server can be used for this run.
+        """
         while not self._stopped:
-            up = [server for server in self._servers if server.up]
-            if up:
-                now = time.monotonic()
-                return min(up, key=lambda server: (server.shunned_until > now, server.in_flight))
-            await self._some_up.wait()
+            self._begin()
+            now = time.monotonic()
+            usable = [server for server in self._servers if _usable(server)]
+            if usable:
+                server = min(usable, key=lambda one: (one.shunned_until > now, one.in_flight))
+                if server.state == "half_open":
+                    self._begin_trial(server)
+                return server
+            if self.all_unfit and not await self._some_fit_now():
+                reasons = "; ".join(dict.fromkeys(server.reason or "" for server in self._servers))
+                raise BadAnswer("no_fit_server", reasons)
+            self._some.clear()
+            await self._some.wait()
         raise BadAnswer("draining", "this worker is stopping")
 
-    def answered(self, server: Server) -> None:
-        """The server gave a whole response that does not speak against it."""
-        server.failures = 0
+    def set_urls(self, urls: Sequence[str]) -> None:
+        """Add servers, and drain those that are no longer named: their calls end, and no others begin."""
+        wanted = {url.rstrip("/") for url in urls}
+        for server in self._servers:
+            if server.draining != (server.url not in wanted):
+                server.draining = not server.draining
+                log.info("%s is %s", server.url, "drained" if server.draining else "taken again")
+        known = {server.url for server in self._servers}
+        self._servers += [self._made(url) for url in urls if url.rstrip("/") not in known]
+        for server in [one for one in self._servers if one.draining and not one.in_flight]:
+            self._servers.remove(server)
+            self._look_no_longer(server)
+        self._begin()
+        self._some.set()
 
-    def shun(self, server: Server) -> None:
-        """Take others first for a while."""
+    @property
+    def all_unfit(self) -> bool:
+        """Whether no server is left that could come to be of use; one that is merely down could."""
+        known = [server for server in self._servers if not server.draining]
+        return bool(known) and all(server.state == "unfit" for server in known)
+
+    async def _some_fit_now(self) -> bool:
+        """Look at unfit servers again, if that was not done just now: someone may have seen to them."""
+        async with self._looking:
+            for server in self._servers:
+                if server.state == "unfit" and time.monotonic() - server.looked_at > _LOOK_AGAIN_SECONDS:
+                    server.looked_at = time.monotonic()
+                    if await self._inspected(server) is Health.WELL:
+                        self._half_open(server, proven=False)
+        return not self.all_unfit
+
+    # What calls tell
+
+    def answered(self, server: Server) -> None:
+        """The server gave an accepted answer."""
+        server.answers += 1
+        server.failures = 0
+        server.answered_at = time.monotonic()
+        server.proven = True
+        if server.state in {"half_open", "down"}:
+            self._up(server)
+
+    def ended_badly(self, server: Server, bad: BadAnswer, started: float) -> None:
+        """A call that began at `started` (monotonic) did not give an accepted answer."""
+        match bad.rule.says:
+            case Says.BUSY:
+                self._shun(server)
+            case Says.FAILED:
+                self._failed(server, bad, started)
+            case Says.GONE:
+                self._open(server, "down", bad.detail)
+            case Says.UNFIT:
+                self._open(server, "unfit", bad.detail)
+            case Says.NOTHING:
+                pass
+
+    def trial_ended(self, server: Server) -> None:
+        """The call on trial has ended; if that decided nothing, another may try."""
+        if server.on_trial:
+            server.on_trial = False
+            self._some.set()
+
+    def _shun(self, server: Server) -> None:
         now = time.monotonic()
         if now < server.shunned_until:
             return  # the calls that a dying server breaks are one failure: else 32 of them would mean a pause of 30 s
         server.failures += 1
         server.shunned_until = now + self._pauses.after(server.failures)
 
-    def down(self, server: Server, reason: str) -> None:
-        """Take the server out until a probe finds it well."""
-        if not server.up:
+    def _failed(self, server: Server, bad: BadAnswer, started: float) -> None:
+        if server.state == "half_open" and server.on_trial:
+            self._open(server, "down", bad.detail)
+        elif server.state == "up" and started >= server.failed_at:
+            # Calls that were in flight at the last failure belong to it.
+            server.failed_at = time.monotonic()
+            server.failures += 1
+            server.shunned_until = server.failed_at + self._pauses.after(server.failures)
+            if server.failures >= FAILURES_TO_OPEN:
+                self._open(server, "down", bad.detail)
+
+    # The breaker
+
+    def _open(self, server: Server, state: Literal["down", "unfit"], reason: str) -> None:
+        if server.state == state:
             return  # another call has seen it already
-        server.up, server.since, server.reason = False, time.time(), reason
+        if server.state != "half_open" or state == "unfit":
+            others = sum(other.state in {"up", "half_open"} and other is not server for other in self._servers)
+            log.warning("%s is %s; %s: %s", server.url, state, f"{others} left" if others else "waiting for it", reason)
+            server.since = time.time()
+        server.state, server.reason = state, reason
         server.failures += 1
-        others = sum(other.up for other in self._servers)
-        log.warning("%s is down; %s: %s", server.url, f"{others} left" if others else "waiting for it", reason)
-        if not others:
-            self._some_up.clear()
-        task = asyncio.create_task(self._revive(server))
-        self._revivals.add(task)
-        task.add_done_callback(self._revivals.discard)
+        server.proven = server.on_trial = False
+        self._some.set()
+        self._look_after(server, self._revive(server))
+
+    def _half_open(self, server: Server, *, proven: bool) -> None:
+        server.state, server.proven, server.on_trial = "half_open", proven, False
+        self._look_no_longer(server)
+        self._some.set()
+
+    def _begin_trial(self, server: Server) -> None:
+        server.on_trial = True
+        server.trials += 1
+        asyncio.get_running_loop().call_later(self._pauses.trial_seconds, self._trial_is_over, server, server.trials)
+
+    def _trial_is_over(self, server: Server, trial: int) -> None:
+        if server.state == "half_open" and server.on_trial and server.trials == trial:
+            self._up(server)
+
+    def _up(self, server: Server) -> None:
+        if server.state != "checking":
+            log.info("%s is back after %.0f s", server.url, time.time() - server.since)
+        server.state, server.since, server.on_trial = "up", time.time(), False
+        self._look_no_longer(server)
+        self._some.set()
+
+    # The tasks
+
+    def _begin(self) -> None:
+        for server in self._servers:
+            if server.state == "checking" and server not in self._tasks:
+                self._look_after(server, self._first_look(server))
+
+    async def _first_look(self, server: Server) -> None:
+        found = await self._inspected(server)
+        if found is Health.WELL:
+            server.proven = True
+            self._up(server)
 
     async def _revive(self, server: Server) -> None:
-        """Probe until the server is well. Failures stay counted: only an answer shows that it truly serves."""
+        """Probe until the server looks well. Failures stay counted: only an answer shows that it truly serves."""
+        doubtful = 0
         while True:
             # Jitter, so that many workers do not all probe at once.
             await asyncio.sleep(random.uniform(0.5, 1.0) * self._pauses.after(server.failures))
-            if await self._probe(server):
-                break
+            health = await self._inspected(server)
+            if health is Health.WELL:
+                health = await self._probe(server)
+            doubtful = doubtful + 1 if health is Health.DOUBTFUL else 0
+            if health is Health.WELL or doubtful >= DOUBTFUL_PROBES:
+                self._half_open(server, proven=health is Health.WELL)
+                return
             server.failures += 1
-        log.info("%s is back after %.0f s", server.url, time.time() - server.since)
-        server.up, server.since = True, time.time()
-        self._some_up.set()
+
+    async def _inspected(self, server: Server) -> Health:
+        """WELL if the server can be used for this run; else its breaker is open, and GONE."""
+        if self._inspect is None:
+            return Health.WELL
+        try:
+            await self._inspect(server)
+        except ServerRefused as error:
+            self._mark(server, "unfit", str(error))
+        except ServerUnavailable as error:
+            self._mark(server, "down", str(error))
+        else:
+            return Health.WELL
+        return Health.GONE
+
+    def _mark(self, server: Server, state: Literal["down", "unfit"], reason: str) -> None:
+        """Like _open, from within the task that looks after the server."""
+        first = server.state == "checking"
+        if server.state != state:
+            log.warning("%s is %s: %s", server.url, state, reason)
+            server.state, server.since = state, time.time()
+            server.failures += 1
+        server.reason = reason
+        self._some.set()  # that it is unfit concerns those who wait, too
+        if first:
+            self._look_after(server, self._revive(server))
+
+    def _look_after(self, server: Server, work: Any) -> None:
+        """One task a server: a new one takes the place of the old."""
+        self._look_no_longer(server)
+        task = self._tasks[server] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda done: self._tasks.pop(server, None) if self._tasks.get(server) is done else None)
+
+    def _look_no_longer(self, server: Server) -> None:
+        task = self._tasks.pop(server, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
 
     def stop(self) -> None:
         """Whoever waits for a server gets BadAnswer, and no server is probed any more."""
         self._stopped = True
-        self._some_up.set()
-        for task in self._revivals:
+        self._some.set()
+        for task in self._tasks.values():
             task.cancel()
 
     def states(self) -> list[ServerState]:
@@ -128,10 +337,19 @@ class Servers:
         return [
             ServerState(
                 url=server.url,
-                state="up" if server.up else "down",
+                state="draining" if server.draining else server.state,
                 in_flight=server.in_flight,
+                answers=server.answers,
                 since=server.since,
                 reason=server.reason,
+                version=server.version,
             )
             for server in self._servers
         ]
+
+    def __iter__(self) -> Any:
+        return iter(self._servers)
+
+
+def _usable(server: Server) -> bool:
+    return not server.draining and (server.state == "up" or (server.state == "half_open" and not server.on_trial))

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -64,6 +64,18 @@ def _table(seed: int, first_id: int, last_id: int, special: frozenset[int]) -> I
         if token not in special:
             ids.append(token)
     return IdTable(ids)
+
+
+class Ids(Protocol):
+    """Ids without end."""
+
+    def json(self, tokens: int) -> bytes:
+        """The first `tokens` ids as a JSON array."""
+        ...
+
+    def ids(self, tokens: int) -> list[int]:
+        """The first `tokens` ids."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ class Answer:
     `latency_seconds` is 0 unless the model of time is a latency for each answer.
     """
 
-    stream: Stream | OneToken
+    stream: Ids
     completion_tokens: int
     finish_reason: dict[str, Any]
     latency_seconds: float

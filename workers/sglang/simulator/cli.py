@@ -64,6 +64,20 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
     help="The release of SGLang that it plays.",
 )
 @click.option("--skip-tokenizer-init", is_flag=True, help="Answer without text.")
+@click.option(
+    "--stream-output",
+    "--incremental-streaming-output",
+    "stream_output",
+    is_flag=True,
+    help="Events of streams carry their new ids alone, not all ids so far; 0.5.2 always does that.",
+)
+@_setting("stream_interval", "Ids in an event of a stream, save the first, which comes with the first id.")
+@click.option(
+    "--router",
+    is_flag=True,
+    help="Stand behind a router (sgl-model-gateway): no /abort_request, /health knows nothing, fields are dropped, and "
+    "when the server dies the router goes on and answers 503.",
+)
 @click.option("--allow-auto-truncate", is_flag=True, help="Cut prompts that are too long, without a word.")
 @click.option(
     "--fault",
@@ -106,8 +120,9 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
 def simulate(port_file: Path | None, **settings: Any) -> None:
     """Run a simulated SGLang server until it is interrupted.
 
-    It answers like SGLang 0.5.23, or an older one. What it says depends only on the prompt's ids and the seed. A TERM
-    lets it finish what it has, as the real one does; a second one, or an interrupt, ends it at once.
+    It answers like SGLang 0.5.23, or an older one, whole or as a stream of events. What it says depends only on the
+    prompt's ids and the seed. A TERM lets it finish what it has, as the real one does; a second one, or an interrupt,
+    ends it at once.
     """
     end_with_parent()
     death = asyncio.run(_serve(SimulatorConfig(**settings), port_file))
@@ -124,7 +139,8 @@ async def _serve(config: SimulatorConfig, port_file: Path | None) -> str:
     async with Simulator(config) as server:
         if port_file is not None:
             _write_whole(port_file, f"{server.port}\n")
-        click.echo(f"simulated SGLang on {server.url}", err=True)
+        behind = "router in front of a simulated SGLang" if config.router else "simulated SGLang"
+        click.echo(f"{behind} on {server.url}", err=True)
 
         async def drained() -> None:
             await drain.wait()
@@ -139,10 +155,10 @@ async def _serve(config: SimulatorConfig, port_file: Path | None) -> str:
 
 
 async def _dead(server: Simulator) -> None:
-    """Wait for a death that no restart follows."""
+    """Wait for a death that no restart follows; a router outlives its server."""
     await server.dead.wait()
-    while server.restart_seconds is not None:
-        await asyncio.sleep(server.restart_seconds + 0.1)
+    while server.restart_seconds is not None or server.config.router:
+        await asyncio.sleep((server.restart_seconds or 1.0) + 0.1)
         await server.dead.wait()
 
 

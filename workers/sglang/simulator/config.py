@@ -36,6 +36,9 @@ class SimulatorConfig:
     profile: str = "0.5.23"  # the release that it plays: a key of profiles.PROFILES
     skip_tokenizer_init: bool = False
     allow_auto_truncate: bool = False
+    stream_output: bool = False  # streams carry the new ids alone
+    stream_interval: int = 1  # ids in an event of a stream, save the first
+    router: bool = False  # a router stands in front; see router.py
 
     die_on_bad_id: bool = True  # as every real server does
     restart_seconds: float | None = None  # from a death to the next life; None: it stays dead
@@ -105,6 +108,7 @@ class SimulatorConfig:
             "prefill_tokens_per_second",
             "max_prefill_tokens",
             "chunked_prefill_size",
+            "stream_interval",
             "schedule_conservativeness",
             "tokens_per_second",
             "latency_mean_seconds",

@@ -139,6 +139,10 @@ class Engine(ABC):
     def load(self) -> Load: ...
 
     @abstractmethod
+    def generated(self, sequence: Sequence) -> int:
+        """How many tokens a sequence that has not ended has by now."""
+
+    @abstractmethod
     def flush(self) -> bool:
         """Empty the prefix cache; False, and nothing done, while anything runs or waits."""
 
@@ -199,6 +203,9 @@ class LatencyEngine(Engine):
         used = sum(sequence.prompt_tokens + self._generated(sequence, now) for sequence in self.running)
         rate = sum(sequence.completion_tokens / sequence.latency_seconds for sequence in self.running)
         return Load(len(self.running), len(self.waiting), used, self._waiting_tokens(), rate)
+
+    def generated(self, sequence: Sequence) -> int:
+        return 0 if sequence.admitted_at is None else self._generated(sequence, self.clock())
 
     def flush(self) -> bool:
         return not self.running and not self.waiting

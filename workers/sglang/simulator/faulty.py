@@ -1,18 +1,18 @@
 """What a struck request gets in place of a good answer. The names are those of faults.OF_REQUESTS."""
 
 import asyncio
+import functools
 import socket
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import msgspec
 from aiohttp import web
 
 from workers.sglang.simulator import replies
+from workers.sglang.simulator.answers import Answer, Ids
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.faults import Fault
 from workers.sglang.simulator.replies import Draft
@@ -63,10 +63,41 @@ def asked_instead(name: str, asked: GenerateRequest) -> GenerateRequest:
     return asked
 
 
-def lie(name: str, draft: Draft, asked: GenerateRequest, config: SimulatorConfig) -> None:
-    """Change what is said of a finished request."""
-    if (change := _LIES.get(name)) is not None:
-        change(draft, asked.input_ids, config)
+def answered_instead(name: str, answer: Answer, asked: GenerateRequest, config: SimulatorConfig) -> Answer:
+    """The answer as the server gives it: other ids, or an earlier end."""
+    tokens = answer.completion_tokens
+    half = tokens // 2
+    match name:
+        case "nan":
+            reason = {"type": "stop", "matched": "NaN happened"}
+            stream = Altered(answer.stream, functools.partial(_put, half, config.end_token_id))
+            return replace(answer, stream=stream, completion_tokens=half + 1, finish_reason=reason)
+        case "abort":
+            return replace(answer, completion_tokens=half, finish_reason=replies.ABORTED)
+        case "prompt_leak":
+            return leaking(answer, asked)
+        case "lost_id":
+            return replace(answer, stream=Altered(answer.stream, functools.partial(_lose, half)))
+        case "bad_output_id":
+            return replace(answer, stream=Altered(answer.stream, functools.partial(_put, 0, config.vocab_size)))
+    return answer
+
+
+def leaking(answer: Answer, asked: GenerateRequest) -> Answer:
+    """The answer with the end of the prompt before its ids."""
+    tail = asked.input_ids[-LEAKED_TOKENS:]
+    return replace(answer, stream=Altered(answer.stream, lambda ids: [*tail, *ids]))
+
+
+def lie(name: str, draft: Draft) -> None:
+    """Change what is said beside the ids."""
+    match name:
+        case "wrong_rid":
+            draft.rid = draft.rid[::-1] + "0"
+        case "weight_version":
+            draft.weight_version += "-changed"
+        case "no_output_ids":
+            draft.output_ids = None
 
 
 async def deliver(name: str, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
@@ -128,64 +159,23 @@ async def _gzip_bomb(request: web.BaseRequest, megabytes: int) -> web.StreamResp
     return response
 
 
-def _ids(draft: Draft) -> list[int]:
-    return msgspec.json.decode(draft.output_ids or b"[]", type=list[int])
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """The ids of another stream, and what a fault makes of any number of them."""
+
+    stream: Ids
+    alter: Callable[[list[int]], list[int]]
+
+    def json(self, tokens: int) -> bytes:
+        return msgspec.json.encode(self.ids(tokens))
+
+    def ids(self, tokens: int) -> list[int]:
+        return self.alter(self.stream.ids(tokens))
 
 
-def _cut_to(draft: Draft, ids: list[int]) -> None:
-    draft.output_ids = msgspec.json.encode(ids)
-    draft.completion_tokens = len(ids)
+def _put(place: int, token: int, ids: list[int]) -> list[int]:
+    return [*ids[:place], token, *ids[place + 1 :]] if place < len(ids) else ids
 
 
-def _nan(draft: Draft, _: Sequence[int], config: SimulatorConfig) -> None:
-    ids = _ids(draft)
-    _cut_to(draft, [*ids[: len(ids) // 2], config.end_token_id])
-    draft.finish_reason = {"type": "stop", "matched": "NaN happened"}
-
-
-def _abort(draft: Draft, _: Sequence[int], __: SimulatorConfig) -> None:
-    ids = _ids(draft)
-    _cut_to(draft, ids[: len(ids) // 2])
-    draft.finish_reason = replies.ABORTED
-
-
-def _wrong_rid(draft: Draft, _: Sequence[int], __: SimulatorConfig) -> None:
-    draft.rid = draft.rid[::-1] + "0"
-
-
-def _weight_version(draft: Draft, _: Sequence[int], __: SimulatorConfig) -> None:
-    draft.weight_version += "-changed"
-
-
-def _no_output_ids(draft: Draft, _: Sequence[int], __: SimulatorConfig) -> None:
-    draft.output_ids = None
-
-
-def _prompt_leak(draft: Draft, input_ids: Sequence[int], _: SimulatorConfig) -> None:
-    draft.output_ids = msgspec.json.encode([*input_ids[-LEAKED_TOKENS:], *_ids(draft)])
-
-
-def _lost_id(draft: Draft, _: Sequence[int], __: SimulatorConfig) -> None:
-    ids = _ids(draft)
-    del ids[len(ids) // 2 : len(ids) // 2 + 1]
-    draft.output_ids = msgspec.json.encode(ids)
-
-
-def _bad_output_id(draft: Draft, _: Sequence[int], config: SimulatorConfig) -> None:
-    ids = _ids(draft)
-    ids[:1] = [config.vocab_size]
-    draft.output_ids = msgspec.json.encode(ids)
-
-
-_LIES: Mapping[str, Callable[[Draft, Sequence[int], SimulatorConfig], Any]] = MappingProxyType(
-    {
-        "nan": _nan,
-        "abort": _abort,
-        "wrong_rid": _wrong_rid,
-        "weight_version": _weight_version,
-        "no_output_ids": _no_output_ids,
-        "prompt_leak": _prompt_leak,
-        "lost_id": _lost_id,
-        "bad_output_id": _bad_output_id,
-    }
-)
+def _lose(place: int, ids: list[int]) -> list[int]:
+    return ids[:place] + ids[place + 1 :]

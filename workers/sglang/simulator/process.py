@@ -8,19 +8,22 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
-from workers.sglang.simulator import faulty, replies
+from workers.sglang.simulator import faulty, replies, streams
 from workers.sglang.simulator.answers import Answer, Answers
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.engine import End, Load, QueueFullError, Sequence
+from workers.sglang.simulator.engine import End, Load, QueueFullError
 from workers.sglang.simulator.faults import Fault, Faults
 from workers.sglang.simulator.info import Totals
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.replies import Draft, Times, Writer
-from workers.sglang.simulator.requests import DeadlyRequestError, GenerateRequest, Refusal, RequestReader
+from workers.sglang.simulator.requests import DeadlyRequestError, GenerateRequest, Refusal, RequestReader, new_rid
+from workers.sglang.simulator.runner import Runner, refused
+from workers.sglang.simulator.streams import AnswerStream
 from workers.sglang.simulator.ticker import Ticker
 
 DYING_SECONDS = 5.0  # from the scheduler's death until the connections break
 NOTHING = Load(0, 0, 0, 0, 0.0)
+_ABORTS = {End.ABORTED_WAITING: replies.ABORTED_WAITING, End.QUEUE_FULL: replies.QUEUE_FULL}
 
 
 class Process:
@@ -32,7 +35,6 @@ class Process:
         """`die` is told why, and after how many real seconds."""
         self.weight_version = config.weight_version
         self.draining = False
-        self.in_flight = 0
         self.reader = RequestReader(config)
         self._config = config
         self._profile = PROFILES[config.profile]
@@ -40,9 +42,10 @@ class Process:
         self._totals = totals
         self._die = die
         self._answers = Answers(config)
+        self._leaks = self._profile.leaks_prompt_tail and not config.skip_tokenizer_init
         self._writer = Writer(self._profile, with_text=not config.skip_tokenizer_init)
         self._ticker = None if config.instant else Ticker(config)
-        self._rids: set[str] = set()
+        self._runner = Runner(self._ticker, totals)
         self._refused_rids: set[str] = set()
         self._unpaused = asyncio.Event()
         self._thawed = asyncio.Event()
@@ -62,6 +65,10 @@ class Process:
     def stuck(self) -> bool:
         """True if nothing is generated, though it is alive."""
         return not (self._unpaused.is_set() and self._thawed.is_set())
+
+    @property
+    def in_flight(self) -> int:
+        return self._runner.in_flight
 
     def load(self) -> Load:
         return NOTHING if self._ticker is None else self._ticker.load()
@@ -118,71 +125,87 @@ class Process:
 
     # /generate.
 
-    async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Raises `Refusal` for what is answered with an error."""
-        raw = await request.read()
+    async def generate(self, request: web.BaseRequest, raw: bytes | None = None) -> web.StreamResponse:
+        """Answer a request, whose body is `raw` if not its own. Raises `Refusal` for what is answered with an error."""
+        if raw is None:
+            raw = await request.read()
         received = time.time()
         self._totals.taken += 1
         try:
             asked = self._read(request, raw)
-        except Refusal:
+        except Refusal as refusal:
             self._totals.refused += 1
+            if refusal.in_stream:
+                return await self._refuse_stream(request, refusal, raw, received)
             raise
-        except DeadlyRequestError:
+        except DeadlyRequestError as error:
             self._totals.refused += 1
-            if not self._config.die_on_bad_id:
-                return faulty.break_connection(request, reset=False)
-            self._kill("it was sent an id that its model does not have")
-            return await _wait_for_the_end()
+            return await self._die_of(error, request)
         struck = self._faults.strike(asked.input_ids) if self._faults.active else None
         if struck is not None:
             return await self._answer_badly(request, asked, received, *struck)
-        draft, waiting = await self._run(asked, received)
-        return web.Response(body=self._body(draft, asked, waiting=waiting), content_type="application/json")
+        return await self._answer(request, asked, received)
 
     def _read(self, request: web.BaseRequest, raw: bytes) -> GenerateRequest:
         _check_content_type(request)
         try:
             asked = self.reader.read(raw)
         except Refusal as refusal:
-            if refusal.by_schema and not self._profile.has_schema_gate:
-                raise Refusal.plain(500, "Internal Server Error") from None
             if refusal.too_long and self._profile.keeps_refused_rids:
                 self._refused_rids.add(msgspec.json.decode(raw).get("rid"))
-            raise
-        if self._profile.refuses_duplicate_rids and (asked.rid in self._rids or asked.rid in self._refused_rids):
-            raise Refusal.value(f"Duplicate request ID detected: {asked.rid}")
+            if not refusal.by_schema or self._profile.has_schema_gate:
+                raise
+            crash = Refusal.plain(500, "Internal Server Error")
+            crash.stream = refusal.stream
+            raise crash from None
+        if self._profile.refuses_duplicate_rids and (asked.rid in self._runner.rids or asked.rid in self._refused_rids):
+            duplicate = Refusal.value(f"Duplicate request ID detected: {asked.rid}")
+            duplicate.stream = asked.stream
+            raise duplicate
         return asked
+
+    async def _refuse_stream(
+        self, request: web.BaseRequest, refusal: Refusal, raw: bytes, received: float
+    ) -> web.StreamResponse:
+        if refusal.by_scheduler and self._profile.has_abort_events:
+            # As observed: the scheduler puts one token in the place of the prompt, and "generates" one.
+            rid = msgspec.json.decode(raw).get("rid") or new_rid()
+            message = refusal.body["error"]["message"]
+            reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
+            answer = replace(self._answers.answer((0,), 1), finish_reason=reason)
+            asked = GenerateRequest(rid, (0,), 1, ignore_eos=True, stop_token_ids=())
+            stream = AnswerStream(request, asked, answer, self._config, self._writer)
+            await stream.begin()
+            times = Times(received, received, received, received)
+            ids = answer.stream.json(1)
+            return await stream.end(Draft(rid, 1, ids, 1, reason, self.weight_version, times))
+        return await streams.refuse(request, refusal, self._config)
+
+    async def _die_of(self, error: DeadlyRequestError, request: web.BaseRequest) -> web.StreamResponse:
+        if error.stream:
+            await streams.begin(request)
+        if not self._config.die_on_bad_id:
+            return faulty.break_connection(request, reset=False)
+        self._kill("it was sent an id that its model does not have")
+        return await _wait_for_the_end()
 
     async def _answer_badly(
         self, request: web.BaseRequest, asked: GenerateRequest, received: float, name: str, fault: Fault
     ) -> web.StreamResponse:
+        self._totals.refused += 1
         if name in {"die", "poison"}:
-            self._totals.refused += 1
+            if asked.stream:
+                await streams.begin(request)
             self._kill("a fault told it to")
             return await _wait_for_the_end()
-        self._totals.refused += 1
         if (response := await faulty.before(name, fault, request)) is not None:
             return response
         self._totals.refused -= 1
-        asked = faulty.asked_instead(name, asked)
-        draft, waiting = await self._run(asked, received)
-        if not waiting:
-            faulty.lie(name, draft, asked, self._config)
-        return await faulty.deliver(name, request, self._body(draft, asked, waiting=waiting))
+        return await self._answer(request, faulty.asked_instead(name, asked), received, name)
 
-    def _body(self, draft: Draft, asked: GenerateRequest, *, waiting: bool) -> bytes:
-        if waiting:
-            return self._writer.aborted_waiting(draft)
-        if self._profile.leaks_prompt_tail and not self._config.skip_tokenizer_init:
-            faulty.lie("prompt_leak", draft, asked, self._config)
-        return self._writer.reply(draft)
-
-    async def _run(self, asked: GenerateRequest, received: float) -> tuple[Draft, bool]:
-        """What became of a request, and whether it was aborted in the queue."""
-        if self.stuck:
-            await self._unpaused.wait()
-            await self._thawed.wait()
+    async def _answer(
+        self, request: web.BaseRequest, asked: GenerateRequest, received: float, fault: str = ""
+    ) -> web.StreamResponse:
         answer = self._answers.answer(
             asked.input_ids,
             asked.max_new_tokens,
@@ -190,89 +213,58 @@ class Process:
             stop_token_ids=asked.stop_token_ids,
             forced_id=asked.forced_id,
         )
-        if self._ticker is None:
-            return self._at_once(asked, answer, received), False
-        return await self._in_time(asked, answer, received, self._ticker)
+        if fault:
+            answer = faulty.answered_instead(fault, answer, asked, self._config)
+        if self._leaks:
+            answer = faulty.leaking(answer, asked)
+        if asked.stream:
+            stream = AnswerStream(request, asked, answer, self._config, self._writer)
+            try:
+                return await self._stream(stream, asked, answer, received, fault)
+            except ConnectionError:
+                return stream.response
+        await self._ready()
+        draft, end = await self._runner.run(asked, answer, received, self.weight_version)
+        waiting = end is End.ABORTED_WAITING
+        if fault and not waiting:
+            faulty.lie(fault, draft)
+        body = self._writer.aborted_waiting(draft) if waiting else self._writer.reply(draft)
+        if fault:
+            return await faulty.deliver(fault, request, body)
+        return web.Response(body=body, content_type="application/json")
 
-    def _at_once(self, asked: GenerateRequest, answer: Answer, received: float) -> Draft:
-        tokens = answer.completion_tokens
-        self._count(End.FINISHED, len(asked.input_ids), tokens)
-        return Draft(
-            asked.rid,
-            len(asked.input_ids),
-            answer.stream.json(tokens),
-            tokens,
-            answer.finish_reason,
-            self.weight_version,
-            Times(received, received, received, received),
-        )
+    async def _ready(self) -> None:
+        """Wait until nothing holds new requests back."""
+        if self.stuck:
+            await self._unpaused.wait()
+            await self._thawed.wait()
 
-    async def _in_time(
-        self, asked: GenerateRequest, answer: Answer, received: float, ticker: Ticker
-    ) -> tuple[Draft, bool]:
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_end(sequence: Sequence) -> None:
-            assert sequence.end is not None
-            self.in_flight -= 1
-            self._rids.discard(sequence.rid)
-            self._count(sequence.end, sequence.prompt_tokens, sequence.generated_tokens)
-            if not ended.done():
-                ended.set_result(None)
-
-        sequence = Sequence(
-            rid=asked.rid,
-            prompt_tokens=len(asked.input_ids),
-            max_new_tokens=asked.max_new_tokens,
-            completion_tokens=answer.completion_tokens,
-            on_end=on_end,
-            latency_seconds=answer.latency_seconds,
-            input_ids=asked.input_ids,
-            ignore_eos=asked.ignore_eos,
-        )
+    async def _stream(
+        self, stream: AnswerStream, asked: GenerateRequest, answer: Answer, received: float, fault: str
+    ) -> web.StreamResponse:
+        await stream.begin(fault)
+        await self._ready()
+        runner = self._runner
+        news = asyncio.Event()
         try:
-            ticker.submit(sequence)
+            run = runner.begin(asked, answer, received, news.set)
         except QueueFullError:
-            self._totals.refused += 1
-            raise Refusal.queue_full() from None
-        self.in_flight += 1
-        self._rids.add(sequence.rid)
+            return await stream.abort_waiting(refused(asked, received, self.weight_version))
         try:
-            await ended
-        except asyncio.CancelledError:
-            ticker.abort_at_next_poll(sequence)
+            while True:
+                if run.end is not None or stream.is_due(run.tokens):
+                    draft = run.draft(self.weight_version)
+                    faulty.lie(fault, draft)
+                    if run.end in {End.FINISHED, End.ABORTED}:
+                        return await stream.end(draft)
+                    if run.end is not None:
+                        return await stream.abort_waiting(draft)
+                    await stream.go_on(draft)
+                await news.wait()
+                news.clear()
+        except (asyncio.CancelledError, ConnectionError):
+            runner.leave(run, self._profile.leave_seconds)
             raise
-        if sequence.end is End.QUEUE_FULL:
-            raise Refusal.queue_full()
-        return self._draft(sequence, answer, received, ticker), sequence.end is End.ABORTED_WAITING
-
-    def _draft(self, sequence: Sequence, answer: Answer, received: float, ticker: Ticker) -> Draft:
-        finished = ticker.unix(sequence.ended_at)
-        admitted = finished if sequence.admitted_at is None else ticker.unix(sequence.admitted_at)
-        first_token = finished if sequence.first_token_at is None else ticker.unix(sequence.first_token_at)
-        return Draft(
-            sequence.rid,
-            sequence.prompt_tokens,
-            answer.stream.json(sequence.generated_tokens),
-            sequence.generated_tokens,
-            answer.finish_reason if sequence.end is End.FINISHED else replies.ABORTED,
-            self.weight_version,
-            Times(received, admitted, first_token, finished),
-            sequence.cached_tokens or 0,
-            sequence.num_retractions,
-        )
-
-    def _count(self, end: End, prompt_tokens: int, completion_tokens: int) -> None:
-        totals = self._totals
-        if end is End.FINISHED:
-            totals.finished += 1
-        elif end is End.QUEUE_FULL:
-            totals.refused += 1
-        else:
-            totals.aborted += 1
-        if end in {End.FINISHED, End.ABORTED}:
-            totals.prompt_tokens += prompt_tokens
-            totals.completion_tokens += completion_tokens
 
     def _kill(self, reason: str) -> None:
         """The scheduler dies at once; the rest of the server when it has seen that."""

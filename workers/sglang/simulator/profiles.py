@@ -1,9 +1,9 @@
 """How releases of SGLang differ on the wire: one profile for each release that the simulator can play.
 
 From the source of the published packages (the protocol's description, sections 1 to 3); only 0.5.23 was also observed.
-Not played, because the simulator cannot come to it: streams (cumulative or deltas, ghosts after a disconnect in 0.5.18
-and 0.5.19), and a last request that does not fit the pool, which kills 0.5.9 and is a 500 from 0.5.10 on: prompts and
-max_new_tokens are clamped so that one request always fits.
+Not played: a last request that does not fit the pool, which kills 0.5.9 and is a 500 from 0.5.10 on (prompts and
+max_new_tokens are clamped so that one request always fits), and an event before the last of a cumulative stream whose
+ids are more than its completion_tokens, as 0.5.13 and later can have it.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,14 @@ class Profile:
     queued_abort_ids: Literal["all", "last", "none"] = "all"  # of a request that is aborted in the queue
     retractions_field: str | None = "num_retractions"
     missing_fields: frozenset[str] = frozenset()  # of meta_info
-    stream_field: str = "incremental_streaming_output"
+    # Of streams; see streams.py.
+    stream_field: str = "incremental_streaming_output"  # of /server_info: whether ids come as deltas
+    always_streams_deltas: bool = False  # unless skip_tokenizer_init
+    streams_text_deltas: bool = True  # where ids are deltas; before, text is cumulative in every mode
+    loses_deltas: bool = False  # of several events that wait to be sent only the newest is
+    has_abort_events: bool = True  # a full queue is an event; before, the stream breaks
+    has_error_types: bool = True  # type, code and retryable beside the message of an error event
+    leave_seconds: float | None = 2.0  # from a caller's leaving to the abort; None: a ghost, it runs on
 
     @property
     def newest(self) -> bool:
@@ -73,6 +80,11 @@ PROFILES = MappingProxyType(
                 retractions_field=None,
                 missing_fields=_REQUEST_TIMES | _SINCE_0_5_10 | _SINCE_0_5_20,
                 stream_field="stream_output",
+                always_streams_deltas=True,
+                streams_text_deltas=False,
+                loses_deltas=True,
+                has_abort_events=False,
+                has_error_types=False,
             ),
             Profile(
                 version="0.5.9",
@@ -85,6 +97,9 @@ PROFILES = MappingProxyType(
                 retractions_field="total_retractions",
                 missing_fields=_SINCE_0_5_10 | _SINCE_0_5_20,
                 stream_field="stream_output",
+                streams_text_deltas=False,
+                loses_deltas=True,
+                has_error_types=False,
             ),
             Profile(
                 version="0.5.13",
@@ -95,6 +110,7 @@ PROFILES = MappingProxyType(
                 dies_of_late_aborts=True,
                 queued_abort_ids="last",
                 missing_fields=_SINCE_0_5_20,
+                has_error_types=False,
             ),
             Profile(
                 version="0.5.19",
@@ -103,8 +119,10 @@ PROFILES = MappingProxyType(
                 has_schema_gate=False,
                 queued_abort_ids="last",
                 missing_fields=_SINCE_0_5_20,
+                has_error_types=False,
+                leave_seconds=None,
             ),
-            Profile(version="0.5.23"),
+            Profile(version="0.5.23", leave_seconds=0.1),  # as observed; its source waits 2 s
         )
     }
 )

@@ -10,6 +10,7 @@ from workers.sglang.simulator.profiles import Profile
 TEXT = "simulated"  # nothing may rely on the text: the ids are the answer
 ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 ABORTED_WAITING: dict[str, Any] = {"type": "abort", "message": "Abort in waiting queue"}
+QUEUE_FULL: dict[str, Any] = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
 
 
 class Span(msgspec.Struct):
@@ -55,6 +56,27 @@ class MetaInfo(msgspec.Struct):
     decode_throughput: float | msgspec.UnsetType = msgspec.UNSET
 
 
+class ProgressMetaInfo(msgspec.Struct, kw_only=True):
+    """`meta_info` of a streamed answer before its last event."""
+
+    id: str
+    finish_reason: None = None
+    prompt_tokens: int
+    weight_version: str
+    num_retractions: int
+    storage_prefetch_wait: float = 0.0
+    storage_staging_wait: float = 0.0
+    forward_entry_time: float
+    prefill_finished_time: float
+    queue_time: float
+    reasoning_tokens: int = 0
+    completion_tokens: int
+    cached_tokens: int
+    cached_tokens_details: CachedTokens | None
+    dp_rank: None = None
+    response_sent_to_client_ts: float | msgspec.UnsetType = msgspec.UNSET
+
+
 class WaitingMetaInfo(msgspec.Struct):
     """`meta_info` of a request that was aborted in the queue: no `prompt_tokens`, among others."""
 
@@ -72,7 +94,7 @@ class Reply(msgspec.Struct):
 
     text: str | msgspec.UnsetType  # a server without its tokenizer has none
     output_ids: msgspec.Raw | msgspec.UnsetType
-    meta_info: MetaInfo | WaitingMetaInfo | dict[str, Any]
+    meta_info: MetaInfo | ProgressMetaInfo | WaitingMetaInfo | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +109,10 @@ class Times:
 
 @dataclass(slots=True)
 class Draft:
-    """What is to be said of a request that has run, to its end or until it was aborted. `output_ids` is JSON already.
+    """What is to be said of a request: of one that goes on, has come to its end, or was aborted.
 
-    A fault changes it before it is written; `output_ids` of None is an answer without them.
+    `output_ids` is JSON already. A fault changes a draft before it is written; `output_ids` of None is an answer
+    without them.
     """
 
     rid: str
@@ -111,8 +134,8 @@ class Writer:
         self._with_text = with_text
         self._encoder = msgspec.json.Encoder()
 
-    def reply(self, draft: Draft) -> bytes:
-        """The body for a request that has run."""
+    def reply(self, draft: Draft, *, with_text: bool = True) -> bytes:
+        """The body for a request that has run; `with_text` is false where the text was sent before."""
         times, tokens = draft.times, draft.completion_tokens
         cached = draft.cached_tokens
         meta_info = MetaInfo(
@@ -142,35 +165,65 @@ class Writer:
         if tokens > 1:
             seconds = times.finished - times.first_token
             meta_info.decode_throughput = (tokens - 1) / seconds if seconds > 0 else 0.0
-        return self._write(meta_info, draft.output_ids, TEXT if tokens else "")
+        return self._write(meta_info, draft.output_ids, TEXT if tokens and with_text else "")
 
-    def aborted_waiting(self, draft: Draft) -> bytes:
-        """The body for a request that was aborted in the queue; it has ids if it was retracted into it."""
+    def progress(self, draft: Draft, *, first: bool, with_text: bool = True) -> bytes:
+        """An event for a request that goes on."""
+        times, cached = draft.times, draft.cached_tokens
+        meta_info = ProgressMetaInfo(
+            id=draft.rid,
+            prompt_tokens=draft.prompt_tokens,
+            weight_version=draft.weight_version,
+            num_retractions=draft.num_retractions,
+            forward_entry_time=times.admitted,
+            prefill_finished_time=times.first_token,
+            queue_time=times.admitted - times.received,
+            completion_tokens=draft.completion_tokens,
+            cached_tokens=cached,
+            cached_tokens_details=CachedTokens(cached) if cached else None,
+        )
+        if first:
+            meta_info.response_sent_to_client_ts = times.first_token
+        return self._write(meta_info, draft.output_ids, TEXT if with_text else "")
+
+    def aborted_waiting(self, draft: Draft, *, deltas: bool = False) -> bytes:
+        """The body for a request that was aborted in the queue; it has ids if it was retracted into it.
+
+        With `deltas` the last id is sent a second time.
+        """
         times, tokens, ids = draft.times, draft.completion_tokens, draft.output_ids
         if self._profile.queued_abort_ids == "none":
             zeros = dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"), 0)
             return self._encoder.encode(
-                {"text": "", "meta_info": {"id": draft.rid, "finish_reason": ABORTED_WAITING, **zeros}}
+                {"text": "", "meta_info": {"id": draft.rid, "finish_reason": draft.finish_reason, **zeros}}
             )
-        if self._profile.queued_abort_ids == "last" and ids is not None:
+        if ids is not None and (deltas or self._profile.queued_abort_ids == "last"):
             ids = b"[" + ids.strip(b"[]").rpartition(b",")[2] + b"]"
         meta_info = WaitingMetaInfo(
             id=draft.rid,
-            finish_reason=ABORTED_WAITING,
+            finish_reason=draft.finish_reason,
             weight_version=draft.weight_version,
             e2e_latency=times.finished - times.received,
             weight_versions=[Span(draft.weight_version, 0, tokens)],
             completion_tokens=tokens,
             response_sent_to_client_ts=times.finished,
         )
-        return self._write(meta_info, ids, TEXT if tokens else "")
+        # This one has a text even from a server without its tokenizer.
+        return self._write(meta_info, ids, TEXT if tokens and self._with_text else "", always_text=True)
 
-    def _write(self, meta_info: MetaInfo | WaitingMetaInfo, ids: bytes | None, text: str) -> bytes:
+    def _write(
+        self,
+        meta_info: MetaInfo | ProgressMetaInfo | WaitingMetaInfo,
+        ids: bytes | None,
+        text: str,
+        *,
+        always_text: bool = False,
+    ) -> bytes:
         shaped = meta_info if self._profile.newest else self._as_then(meta_info)
         raw = msgspec.UNSET if ids is None else msgspec.Raw(ids)
-        return self._encoder.encode(Reply(text if self._with_text else msgspec.UNSET, raw, shaped))
+        return self._encoder.encode(Reply(text if self._with_text or always_text else msgspec.UNSET, raw, shaped))
 
-    def _as_then(self, meta_info: MetaInfo | WaitingMetaInfo) -> dict[str, Any]:
+    def _as_then(self, meta_info: MetaInfo | ProgressMetaInfo | WaitingMetaInfo) -> dict[str, Any]:
         """The fields that the release had, under its names."""
         fields = msgspec.to_builtins(meta_info)
         retractions = fields.pop("num_retractions", None)

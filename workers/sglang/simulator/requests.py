@@ -29,11 +29,18 @@ class Refusal(Exception):
         self.body = body
         self.text = text  # in place of the body
         self.too_long = too_long
+        self.by_scheduler = False
+        self.stream = False  # was asked for
 
     @property
     def by_schema(self) -> bool:
         """True if the schema of sampling_params refuses."""
         return isinstance(self.body.get("error"), str)
+
+    @property
+    def in_stream(self) -> bool:
+        """True if a stream that was asked for has begun when this is found, so that it has to be told inside."""
+        return self.stream and (self.text is not None or isinstance(self.body.get("error"), dict))
 
     @classmethod
     def value(cls, message: str, *, too_long: bool = False) -> "Refusal":
@@ -65,6 +72,8 @@ class Refusal(Exception):
 
 class DeadlyRequestError(Exception):
     """A request that kills the real server: one id that the model does not have, or a batch of one empty prompt."""
+
+    stream = False  # was asked for
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -106,7 +115,7 @@ class Body(msgspec.Struct, Generic[Id], frozen=True):
     input_ids: tuple[Id, ...] | None = None
     sampling_params: SamplingParams | None = None
     rid: str | None = None
-    stream: bool | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,8 @@ class GenerateRequest:
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
     forced_id: int | None = None
+    stream: bool = False
+    stream_interval: int | None = None
 
 
 class RequestReader:
@@ -139,6 +150,13 @@ class RequestReader:
             body = self._decoder.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._explain(raw, error) from None
+        try:
+            return self._check(body)
+        except Refusal as refusal:
+            refusal.stream = body.stream
+            raise
+
+    def _check(self, body: Body[int]) -> GenerateRequest:
         input_ids = body.input_ids
         if input_ids is None:
             raise Refusal.value("Either text, input_ids or input_embeds should be provided.")
@@ -146,17 +164,17 @@ class RequestReader:
             raise Refusal.value("input_ids cannot be empty.")
         if self._truncates:
             input_ids = input_ids[: self.max_req_input_len - 1]  # what the check below lets through
-        if body.stream:
-            raise Refusal.value("The simulator does not stream yet: leave out stream, or set it to false.")
         params = body.sampling_params or SamplingParams()
         _check_params(params)
         return GenerateRequest(
-            rid=body.rid or f"{random.getrandbits(128):032x}",
+            rid=body.rid or new_rid(),
             input_ids=input_ids,
             max_new_tokens=self._max_new_tokens(len(input_ids), params.max_new_tokens),
             ignore_eos=bool(params.ignore_eos),
             stop_token_ids=tuple(params.stop_token_ids or ()),
             forced_id=_forced_id(params.logit_bias) if params.logit_bias else None,
+            stream=body.stream,
+            stream_interval=params.stream_interval,
         )
 
     def _max_new_tokens(self, prompt_tokens: int, asked: int | msgspec.UnsetType | None) -> int:
@@ -175,17 +193,19 @@ class RequestReader:
                 too_long=True,
             )
         if prompt_tokens >= self.max_req_input_len:
-            raise Refusal.value(
+            refusal = Refusal.value(
                 f"Input length ({prompt_tokens} tokens) exceeds the maximum allowed length ({self.max_req_input_len} "
                 "tokens). Use a shorter input or enable --allow-auto-truncate.",
                 too_long=True,
             )
+            refusal.by_scheduler = True
+            raise refusal
         room = self.max_req_len - prompt_tokens - 1
         if asked is None:  # null means as many as there is room for; left out means 128
             return room
         return min(DEFAULT_MAX_NEW_TOKENS if isinstance(asked, msgspec.UnsetType) else asked, room)
 
-    def _explain(self, raw: bytes, error: Exception) -> Exception:
+    def _explain(self, raw: bytes, error: Exception) -> Refusal | DeadlyRequestError:
         """What the real server does with a body that does not fit; the plain case does not pay for finding out."""
         try:
             body = msgspec.json.decode(raw)
@@ -194,11 +214,19 @@ class RequestReader:
         if not isinstance(body, dict):
             message = "Input should be a dictionary or an instance of GenerateReqInput"
             return Refusal.body_error("dataclass_type", "'body',", message)
-        return (
-            _explain_input_ids(body.get("input_ids") or [], self._vocab_size)
+        failure = (
+            _explain_stream(body.get("stream", False))
+            or _explain_input_ids(body.get("input_ids") or [], self._vocab_size)
             or _explain_sampling_params(body.get("sampling_params"))
             or Refusal.body_error("value_error", "'body',", str(error).replace("'", "`"))
         )
+        failure.stream = body.get("stream") is True
+        return failure
+
+
+def new_rid() -> str:
+    """What a request that brings no rid is called."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def _forced_id(logit_bias: dict[str, float]) -> int | None:
@@ -219,7 +247,16 @@ def _check_params(params: SamplingParams) -> None:
         raise Refusal.value("The simulator gives one answer a call: leave out n, or set it to 1.")
 
 
-def _explain_input_ids(ids: Any, vocab_size: int) -> Exception | None:
+def _explain_stream(stream: Any) -> Refusal | None:
+    if isinstance(stream, bool):
+        return None
+    if stream is None:
+        return Refusal.body_error("bool_type", "'body', 'stream'", "Input should be a valid boolean")
+    found = f'string "{stream}"' if isinstance(stream, str) else f"{type(stream).__name__} `{stream}`"
+    return Refusal.schema(f"invalid type: {found}, expected a boolean")
+
+
+def _explain_input_ids(ids: Any, vocab_size: int) -> Refusal | DeadlyRequestError | None:
     where = "'body', 'input_ids'"
     if not isinstance(ids, list):
         return Refusal.body_error("value_error", where, f"Value error, must be list or null; got {_kind(ids)}")
@@ -235,7 +272,7 @@ def _explain_input_ids(ids: Any, vocab_size: int) -> Exception | None:
     return None if all(0 <= token < vocab_size for token in ids) else DeadlyRequestError()
 
 
-def _explain_sampling_params(params: Any) -> Exception | None:
+def _explain_sampling_params(params: Any) -> Refusal | None:
     if params is None:
         return None
     if isinstance(params, list):

@@ -271,7 +271,7 @@ class StepEngine(Engine):
         reserved = 0.0
         for sequence in self.running:
             if sequence is not self._chunked:
-                new_tokens = min(sequence.max_new_tokens - self._generated(sequence), MOST_RESERVED_TOKENS)
+                new_tokens = min(sequence.max_new_tokens - self.generated(sequence), MOST_RESERVED_TOKENS)
                 reserved += new_tokens * (1.0 if sequence.ignore_eos else self.new_token_ratio)
         return reserved
 
@@ -293,14 +293,14 @@ class StepEngine(Engine):
             decay = (self._first_ratio - lowest) / DECAY_STEPS
             self.new_token_ratio = max(self.new_token_ratio - decay, lowest)
             return
-        order = sorted(self.running, key=lambda one: (self._generated(one), -one.prompt_tokens))
+        order = sorted(self.running, key=lambda one: (self.generated(one), -one.prompt_tokens))
         left = len(order)
         while left > 1:
             self._retract(order[len(order) - left : len(order) - left + 1], now)
             left -= 1
             if self._evict_for(left):
                 break
-        generated = sum(self._generated(one) for one in self.running)
+        generated = sum(self.generated(one) for one in self.running)
         most = sum(one.max_new_tokens for one in self.running)
         self.new_token_ratio = min((generated + RETRACT_STEPS * left) / (most + 1), 1.0)
 
@@ -320,14 +320,14 @@ class StepEngine(Engine):
 
     def _stop_decoding(self, sequence: Sequence) -> int:
         """Settle what a running sequence has by now; the KV slots that it alone held."""
-        generated = self._generated(sequence)
+        generated = self.generated(sequence)
         if sequence.decodes_since is not None:
             sequence.own_tokens += self._steps - sequence.decodes_since
             sequence.decodes_since = sequence.last_step = None
         sequence.generated_tokens = generated
         return sequence.own_tokens
 
-    def _generated(self, sequence: Sequence) -> int:
+    def generated(self, sequence: Sequence) -> int:
         if sequence.decodes_since is None:
             return sequence.generated_tokens
         return min(sequence.generated_tokens + self._steps - sequence.decodes_since, sequence.completion_tokens)

@@ -24,6 +24,7 @@ from workers.sglang.simulator.faults import Faults, parse
 from workers.sglang.simulator.process import NOTHING, Process
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.requests import Refusal
+from workers.sglang.simulator.router import Router
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ HEALTH_SECONDS = 1.0  # the real probe generates a token, and looks for it once 
 HEALTH_LIMIT_SECONDS = 20.0  # and gives up then
 DRAIN_POLL_SECONDS = 5.0  # how often the real server, told to end, looks whether requests are left
 STOP_SECONDS = 0.05  # for requests to end by themselves at a stop; aiohttp would take 0 for without end
-OPEN_PATHS = ("/health", "/ready", "/metrics", "/_sim/")  # by prefix; these need no API key
+# By prefix; these need no API key.
+OPEN_PATHS = ("/health", "/ready", "/readiness", "/liveness", "/metrics", "/engine_metrics", "/_sim/")
 
 Route = Callable[[web.BaseRequest], Coroutine[Any, Any, web.StreamResponse]]
 
@@ -45,6 +47,7 @@ class Simulator:
     asked and how it ended, over all its lives; `faults` says what is wrong with it. A server that has died (`die`, a
     fault, an id that its model does not have) refuses connections: for ever, until `restart`, or for
     `restart_seconds`; it comes back on the same port with nothing in it. `dead` is set meanwhile, `death` says why.
+    With `router` it is the server behind a router that dies, and the router that is talked to; see router.py.
     """
 
     def __init__(self, config: SimulatorConfig | None = None) -> None:
@@ -62,6 +65,9 @@ class Simulator:
         self._port = self.config.port
         self._dying: asyncio.Task[None] | None = None
         self._routes = self._make_routes()
+        self._router = Router(self) if self.config.router else None
+        if self._router is not None:
+            self._routes = self._router.routes(self._routes)
 
     @property
     def url(self) -> str:
@@ -128,29 +134,42 @@ class Simulator:
         """Listen again, on the same port, with nothing running and nothing cached."""
         assert self._runner is not None
         self._process = Process(self.config, self.faults, self.totals, self.die)
+        if self._site is None:
+            await self._listen()
+        self.dead.clear()
+
+    async def _listen(self) -> None:
+        assert self._runner is not None
         site = web.TCPSite(self._runner, self.config.host, self._port, backlog=BACKLOG)
         await site.start()
         self._site = site
         self._port = self._runner.addresses[0][1]
-        self.dead.clear()
 
     async def _die(self, reason: str, after_seconds: float) -> None:
         await asyncio.sleep(after_seconds)
-        assert self._site is not None
-        assert self._server is not None
         self.death = reason
         self.process.stop()
-        await self._site.stop()
-        for connection in list(self._server.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
-        self.dead.set()
+        if self._router is not None:
+            self.dead.set()
+            self._router.break_calls()
+        else:
+            await self._stop_listening()
+            self.dead.set()
         if self.restart_seconds is not None:
             await asyncio.sleep(self.restart_seconds)
             try:
                 await self.restart()
             except OSError as error:
                 log.error("The simulated server cannot come back on port %d: %s", self._port, error.strerror)
+
+    async def _stop_listening(self) -> None:
+        assert self._site is not None
+        assert self._server is not None
+        await self._site.stop()
+        self._site = None
+        for connection in list(self._server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -193,16 +212,19 @@ class Simulator:
             return info.json_response({"error": "Unauthorized"}, 401)
         methods = self._routes.get(path)
         if methods is None:
-            return info.json_response({"detail": "Not Found"}, 404)
+            return self._nothing(404, "Not Found")
         route = methods.get(request.method)
         if route is None:
-            return info.json_response({"detail": "Method Not Allowed"}, 405)
+            return self._nothing(405, "Method Not Allowed")
         try:
             return await route(request)
         except Refusal as refusal:
             if refusal.text is not None:
                 return web.Response(text=refusal.text, status=refusal.status)
             return info.json_response(refusal.body, refusal.status)
+
+    def _nothing(self, status: int, message: str) -> web.StreamResponse:
+        return web.Response(status=status) if self.config.router else info.json_response({"detail": message}, status)
 
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.process.generate(request)

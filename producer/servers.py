@@ -1,0 +1,73 @@
+"""The servers of a job: which there are, and changes to them while it runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from common.errors import ServerRefused, UsageError
+from common.ledger import Ledger
+from common.servers import urls_in_use
+from common.settings import Settings, server_url
+from producer.embedded import reachable
+from producer.enqueue import read_run_file, write_run_file
+from producer.status import snapshot
+
+
+def known_servers(settings: Settings, ledger: Ledger) -> list[dict[str, Any]]:
+    """Every configured, added and drained server, as status shows it; `unseen` where no worker has looked yet."""
+    changes = ledger.server_changes()
+    used = urls_in_use(settings.server.urls, changes)
+    seen = {server["url"]: server for server in snapshot(ledger)["servers"]}
+    found = []
+    for url in dict.fromkeys((*settings.server.urls, *changes)):
+        state = "unseen" if url in used else "drained"
+        server = seen.get(url) or {"url": url, "state": state, "in_flight": 0, "answers": 0, "since": None}
+        if url not in used and not server["in_flight"]:
+            server["state"] = "drained"
+        found.append({"version": None, "reason": None, **server, "configured": url in settings.server.urls})
+    return found
+
+
+def add_server(settings: Settings, facts: Any) -> None:
+    """Let the running job use the server with these facts (workers.sglang.preflight.ServerFacts), and note them.
+
+    Raises UsageError if nothing has run yet, and ServerRefused if it serves something else than the job's servers.
+    """
+    with reachable(settings):
+        ledger = Ledger.connect(settings.redis_url)
+        model = ledger.model()
+        if model is None:
+            raise UsageError("nothing was enqueued yet; add the server to [server] urls in the configuration instead")
+        for what, name in (("model", "model_path"), ("weight version", "weight_version")):
+            if getattr(facts, name) != model[name]:
+                raise ServerRefused(
+                    f"{facts.url} serves {what} {getattr(facts, name)!r} and this job is made by {model[name]!r}; "
+                    "all servers of a job must serve the same model and weights"
+                )
+        model["servers"] = _with(model["servers"], msgspec.to_builtins(facts))
+        ledger.set_model(model)
+        if (before := read_run_file(settings.output)) is not None:
+            before.pop("earlier", None)
+            write_run_file(settings.output, before | {"servers": model["servers"]})
+        ledger.change_server(facts.url, "added")
+        ledger.close()
+
+
+def drain_server(settings: Settings, url: str) -> None:
+    """Let the running job ask nothing more of the server at `url`; raises UsageError if it does not use it."""
+    try:
+        url = server_url(url)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    with reachable(settings):
+        ledger = Ledger.connect(settings.redis_url)
+        used = urls_in_use(settings.server.urls, ledger.server_changes())
+        if url not in used:
+            raise UsageError(f"{url} is no server of this job; it uses {', '.join(used) or 'none'}")
+        ledger.change_server(url, "drained")
+        ledger.close()
+
+
+def _with(servers: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*(server for server in servers if server["url"] != new["url"]), new]

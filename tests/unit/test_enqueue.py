@@ -1,0 +1,48 @@
+"""What a run is made of, from the servers that answered and the tokenizer."""
+
+from typing import Any
+
+import pytest
+
+from common.errors import ServerUnavailable
+from common.settings import Settings, load_settings
+from producer.enqueue import model_facts
+from tests.conftest import REPO
+from tests.unit.conftest import Write
+from tests.unit.preflight_steps import facts_of, sglang
+
+IDS = 4096  # of the examples' tokenizer
+
+
+def configured(write: Write, server: str = "") -> Settings:
+    tokenizer = REPO / "examples" / "tokenizer"
+    return load_settings(write(f'[tokenizer]\npath = "{tokenizer}"\n[sampling]\nmax_new_tokens = 64\n{server}'))
+
+
+def facts(write: Write, *servers: dict[str, Any], server: str = "") -> dict[str, Any]:
+    return model_facts(configured(write, server), [facts_of(sglang(**changes)) for changes in servers])
+
+
+def test_the_facts_of_the_servers_are_kept_without_keys(write: Write) -> None:
+    found = facts(write, {}, {"version": "0.5.20", "kv_cache_dtype": "fp8_e4m3"})
+
+    assert [(one["version"], one["kv_cache_dtype"]) for one in found["servers"]] == [
+        ("0.5.23", "auto"),
+        ("0.5.20", "fp8_e4m3"),
+    ]
+    assert (found["model_path"], found["weight_version"], found["vocab_size"]) == ("models/a", "default", IDS)
+    assert "never-to-be-stored" not in repr(found)
+
+
+@pytest.mark.parametrize(("told", "counts"), [([IDS + 64, None], IDS), ([None, 4000, 4032], 4000)])
+def test_the_smallest_vocabulary_counts(write: Write, told: list[int | None], counts: int) -> None:
+    assert facts(write, *({"vocab_size": ids} for ids in told))["vocab_size"] == counts
+
+
+def test_the_shortest_context_counts_unless_one_is_configured(write: Write) -> None:
+    servers = ({"context_length": 900}, {"context_length": 800})
+
+    assert facts(write, *servers)["context_length"] == 800
+    assert facts(write, *servers, server="[server]\ncontext_length = 500\n")["context_length"] == 500
+    with pytest.raises(ServerUnavailable, match="max_new_tokens 64 leaves no room"):
+        facts(write, {"context_length": 64})

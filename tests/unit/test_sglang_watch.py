@@ -1,0 +1,188 @@
+"""When a call is given up, and when it is waited for, over a network that the test plays."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.played import Network, Reply, accepted, client_of, failure, generate, never, run, until
+from workers.sglang.answer import BadAnswer, Outcome
+from workers.sglang.client import MAX_UNPROVEN, SGLangClient
+from workers.sglang.watch import Patience, Speed
+
+# Looks every 2 ms; a call is over its limit after 10 ms, and in every case over after 40.
+HASTE = Patience(least_seconds=0.01, look_seconds=0.002, quiet_seconds=1000.0, assumed_tokens_per_second=1e6)
+# The same for a server that says nothing.
+QUIET = Patience(quiet_seconds=0.004, look_seconds=0.002, alive_seconds=0.01)
+
+
+def loads(running: int, waiting: int = 0) -> httpx.Response:
+    return httpx.Response(200, json={"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting}]})
+
+
+def after(seconds: float) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(seconds)
+        return accepted(request)
+
+    return answer
+
+
+@pytest.mark.parametrize("busy", [loads(1), loads(0, 3), httpx.Response(200, json=[{"num_reqs": 2}])])
+def test_a_server_at_work_is_waited_for_beyond_the_limit(busy: httpx.Response) -> None:
+    old: list[Reply] = [busy] if isinstance(busy.json(), list) else [httpx.Response(404)]
+    new: list[Reply] = [httpx.Response(404)] if isinstance(busy.json(), list) else [busy]
+    network = Network(generate=[after(0.03)], v1_loads=new, get_load=old)
+    run(generate, client_of(network, patience=HASTE))
+    assert network.paths.count("/generate") == 1
+    assert network.paths.count("/v1/loads") >= 1
+
+
+def test_but_not_for_ever() -> None:
+    network = Network(generate=[never], v1_loads=[loads(5)])
+    bad = failure(client_of(network, patience=HASTE))
+    assert (bad.reason, bad.outcome) == ("timeout", Outcome.RETRY)
+    assert network.paths.count("/generate") == MAX_UNPROVEN
+
+
+def test_a_request_that_the_server_has_lost_is_given_up_at_the_limit_and_aborted() -> None:
+    network = Network(generate=[never, accepted], v1_loads=[loads(0)])
+    client = client_of(network, patience=HASTE)
+    run(generate, client)
+    first, second = network.rids()
+    assert network.rids("/abort_request") == [first]
+    assert first != second
+    assert client.failed_attempts == {"timeout": 1}
+
+
+def test_a_paused_server_is_waited_for() -> None:
+    """Its scheduler answers, nothing runs, and the probe's own token does not come."""
+    unpaused = asyncio.Event()
+
+    async def held(request: httpx.Request) -> httpx.Response:
+        await unpaused.wait()
+        return accepted(request)
+
+    network = Network(generate=[held], health=[httpx.Response(503)], v1_loads=[loads(0)])
+
+    async def pause(client: SGLangClient) -> None:
+        call = asyncio.create_task(generate(client))
+        await asyncio.sleep(0.1)  # ten times the limit
+        unpaused.set()
+        await call
+
+    client = client_of(network, patience=HASTE)
+    run(pause, client)
+    assert client.failed_attempts == {}
+    assert "/health" in network.paths
+
+
+def test_a_limit_that_was_set_holds_whatever_the_server_says() -> None:
+    network = Network(generate=[never], v1_loads=[loads(5)])
+    assert failure(client_of(network, patience=Patience(answer_seconds=0.004))).reason == "timeout"
+    assert "/v1/loads" not in network.paths
+
+
+def test_a_scheduler_that_hangs_is_found_out_and_its_calls_go_elsewhere() -> None:
+    def by_host(well: Reply) -> Reply:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.host == "one":
+                return await never(request)
+            return accepted(request) if well is accepted else httpx.Response(200)
+
+        return answer
+
+    network = Network(generate=[by_host(accepted)], get_server_info=[by_host(httpx.Response(200))], health=[never])
+    client = client_of(network, "http://one:30000", "http://two:30000", patience=QUIET)
+
+    async def four(client: SGLangClient) -> list[Any]:
+        calls = [asyncio.create_task(client.generate(b"[1,2,3]", prompt_tokens=3)) for _ in range(4)]
+        return [(await call)[1] for call in calls]
+
+    assert run(four, client) == ["http://two:30000"] * 4
+    hung, _ = client.servers()
+    assert hung.state == "down"
+    assert client.failed_attempts == {"stalled": 1}
+    assert [path for path in network.hosts("/get_server_info") if path == "one"] == ["one"] * 3
+
+
+def test_a_scheduler_that_answers_now_and_then_is_slow_and_not_dead() -> None:
+    asked = 0
+
+    async def every_third(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200) if asked % 3 == 0 else await never(request)
+
+    network = Network(generate=[after(0.3)], get_server_info=[every_third])
+    client = client_of(network, patience=QUIET)
+    run(generate, client)
+    assert client.failed_attempts == {}
+    assert asked >= 6
+
+
+def test_an_answer_that_is_long_in_coming_from_a_live_server_is_waited_for() -> None:
+    network = Network(generate=[after(0.1)])
+    client = client_of(network, patience=QUIET)
+    run(generate, client)
+    assert client.failed_attempts == {}
+    assert network.paths.count("/get_server_info") > 3
+
+
+def test_a_call_that_is_cancelled_from_outside_stays_cancelled() -> None:
+    async def cancel(client: SGLangClient) -> None:
+        call = asyncio.create_task(generate(client))
+        await until(lambda: client.in_flight == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert client.in_flight == 0
+
+    run(cancel, client_of(Network(generate=[never])))
+
+
+def test_the_speed_of_a_server_is_known_from_ten_answers_on_and_follows_it() -> None:
+    speed = Speed()
+    for _ in range(9):
+        speed.add(1000, 10.0)
+    assert speed.tokens_per_second(2.0) == 2.0
+    speed.add(1000, 10.0)
+    assert speed.tokens_per_second(2.0) == pytest.approx(100.0)
+    for _ in range(200):
+        speed.add(1000, 100.0)
+    assert speed.tokens_per_second(2.0) == pytest.approx(10.0, rel=0.2)
+
+
+def test_an_answer_may_take_three_times_its_tokens_at_the_measured_speed_and_half_an_hour_at_least() -> None:
+    async def limits(client: SGLangClient) -> list[float]:
+        call = asyncio.create_task(client.generate(b"[1,2,3]", prompt_tokens=3, max_new_tokens=10_240))
+        await until(lambda: client.in_flight == 1)
+        (running,) = client._running.values()
+        watch, found = client._watch, []
+        for rate in (2.0, 50.0, 17.0, 1.0):
+            for _ in range(1 if rate == 2.0 else 1000):
+                watch.answered(running.server, round(100 * rate), 100.0)
+            found.append(watch._limit(running))
+        call.cancel()
+        return found
+
+    unmeasured, fast, ordinary, slow = run(limits, client_of(Network(generate=[never])))
+    assert unmeasured == 15_360.0
+    assert fast == 1800.0
+    assert ordinary == pytest.approx(1807, abs=2)
+    assert slow == pytest.approx(30_720, rel=0.01)
+
+
+def test_a_verdict_reaches_the_caller_as_a_bad_answer() -> None:
+    async def give_up(client: SGLangClient) -> None:
+        call = asyncio.create_task(generate(client))
+        await until(lambda: client.in_flight == 1)
+        (running,) = client._running.values()
+        running.give_up(BadAnswer("kills_server", "as a test says"))
+        with pytest.raises(BadAnswer, match="kills_server"):
+            await call
+        assert call.cancelling() == 0
+
+    run(give_up, client_of(Network(generate=[never])))
