@@ -27,6 +27,8 @@ COMMANDS = [
     "export",
     "simulate",
 ]
+# In this version, and not in the design.
+BEYOND = {"servers"}
 # In the design, and not in this version yet.
 LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "plan", "audit"}
 
@@ -138,7 +140,7 @@ def test_the_designs_commands_are_there() -> None:
                 if rest[:1] == ["/"]:
                     named.update(word for word in rest if word.islower())
     assert {"demo", "run", "export", "simulate"} <= named
-    assert named - LATER == set(COMMANDS)
+    assert named - LATER == set(COMMANDS) - BEYOND
 
 
 def test_the_page_in_docs_is_what_the_commands_say() -> None:

@@ -14,7 +14,7 @@ from common.ledger import Ledger
 from common.segments import records
 from tests.acceptance.commands import EXAMPLE_IDS, TOKENMILL, environment, tokenmill
 from tests.acceptance.conftest import Simulate
-from tests.conftest import REPO
+from tests.conftest import REPO, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 ROWS = 300
@@ -91,6 +91,8 @@ def test_jobs_are_enqueued_while_control_and_worker_run(site: Site) -> None:
     done = site.command("enqueue", "A", "--cap", "4000", "--wait")
     assert "A: reopened" in done.stderr.splitlines()
     assert "B: new" in site.command("enqueue", "B", "--wait").stderr.splitlines()
+    # A worker tells of itself every 2 s.
+    wait_until("the worker has nothing in flight", lambda: site.status()["workers"][0]["in_flight"] == 0)
     seen = site.status()
     (worker,) = seen["workers"]
     assert worker["name"].startswith("w1@")

@@ -254,7 +254,7 @@ def test_an_answer_that_halts_stops_all_datasets_and_gives_the_samples_back(
             assert (state.state, state.queued, state.in_flight) == ("halted", samples, 0)
             assert "unauthorized" in state.reason
         assert worker.summaries["A 0"] == "0 tokens: 4 released"
-        assert asked == [0, 1]  # what was claimed and not started is not tried
+        assert set(asked) == {0, 1}  # what was claimed and not started is not tried
         assert count(tmp_path, "A").entries == {}
 
     with caplog.at_level(logging.ERROR):

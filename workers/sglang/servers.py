@@ -137,7 +137,9 @@ class Servers:
                 if server.state == "half_open":
                     self._begin_trial(server)
                 return server
-            if self.all_unfit and not await self._some_fit_now():
+            if self.all_unfit:
+                if await self._some_fit_now():
+                    continue
                 reasons = "; ".join(dict.fromkeys(server.reason or "" for server in self._servers))
                 raise BadAnswer("no_fit_server", reasons)
             self._some.clear()

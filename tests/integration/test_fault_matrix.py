@@ -1,0 +1,274 @@
+"""Each fault of the simulated server, against a worker: every sample ends in one place, for the right reason.
+
+`MATRIX` says for each fault what is right where it strikes twice, where it strikes always, and where a server without
+it stands beside.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from common.ledger import Ledger
+from common.rejects import read_rejects
+from common.segments import records
+from tests.integration.worker_steps import SAMPLING, Server, Worker, assert_books_agree, fill, prompt_of, until, working
+from workers.sglang.answer import REASONS, Outcome
+from workers.sglang.client import MAX_TRIES
+from workers.sglang.servers import Pauses
+from workers.sglang.simulator.answers import Answers
+from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
+from workers.sglang.watch import Patience
+
+SAMPLES = 60
+LIMIT = 8
+FEW = 12  # where each is tried ten times
+STRIKES = 2  # fewer than any sample is tried
+MAX_NEW_TOKENS = int(SAMPLING["max_new_tokens"])
+# The server's own time, two thousand times faster: a token takes 15 us, its death 2.5 ms, a frozen /health 10 ms.
+SPEED = 2000.0
+PAUSES = Pauses(first_seconds=0.001, longest_seconds=0.004, trial_seconds=0.2)
+# A server that says nothing for 60 ms and does not live is given up; so is a call that it has lost, after 100 ms.
+HASTE = Patience(
+    least_seconds=0.1, quiet_seconds=0.06, look_seconds=0.02, alive_seconds=0.05, assumed_tokens_per_second=1e6
+)
+
+End = Literal["record", "reject", "halt", "wait"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One fault. `reason` is that of an attempt that was struck, None where it still gives an answer."""
+
+    reason: str | None
+    struck: End = "record"  # what becomes of a sample that was struck less often than it is tried
+    always: End = "reject"
+    rejected: str = ""  # where it is not for `reason`
+    breaker: bool = True  # whether a server that always has it is found out, beside one that has not
+    keys: str = ""
+    server: dict[str, Any] = field(default_factory=dict)
+    patience: Patience | None = None
+    pauses: Pauses = PAUSES
+
+
+DIES = {"restart_seconds": 0.02}
+MATRIX = {
+    "status": Line("server_error"),
+    "reset": Line("connection_lost", rejected="kills_server"),
+    "hang": Line("timeout", patience=HASTE, pauses=Pauses(0.001, 0.004, 0.03)),
+    "html": Line("not_json"),
+    "redirect": Line("not_sglang", "halt", "halt"),
+    "endless": Line("answer_too_large"),
+    "gzip_bomb": Line("not_json", keys="megabytes=4"),
+    "cut": Line("connection_lost", rejected="kills_server"),
+    "late_reset": Line("connection_lost", rejected="kills_server"),
+    "garbled": Line("not_json"),
+    "wrong_type": Line(None, always="record"),
+    "clipped": Line(None, always="record"),
+    "truncated_prompt": Line("prompt_mismatch", "reject", breaker=False),
+    "nan": Line("nan"),
+    "abort": Line("aborted", breaker=False),
+    "wrong_rid": Line("wrong_rid"),
+    "weight_version": Line("weight_version_changed", "halt", "halt"),
+    "no_output_ids": Line("no_output_ids", "halt", "halt"),
+    "prompt_leak": Line("length_mismatch"),
+    "lost_id": Line("length_mismatch"),
+    "bad_output_id": Line("token_out_of_range"),
+    "die": Line("connection_lost", rejected="kills_server", server=DIES),
+    "poison": Line("connection_lost", rejected="kills_server", keys="ids=10+11", server=DIES),
+    "false_health": Line(None, always="record"),
+    "stale_loads": Line(None, always="record"),
+    "frozen": Line("stalled", always="wait", patience=HASTE, pauses=Pauses(0.001, 0.004, 0.03)),
+}
+
+
+def test_every_fault_of_the_simulator_has_its_line() -> None:
+    assert set(MATRIX) == {*OF_REQUESTS, *OF_THE_SERVER}
+    for line in MATRIX.values():
+        assert line.reason in {None, *REASONS}
+        assert STRIKES < MAX_TRIES
+
+
+def faulty(name: str, keys: str = "") -> Server:
+    """A server that has the fault `name` from its start."""
+    line = MATRIX[name]
+    settings = ",".join(filter(None, [line.keys, keys]))
+    return Server(speed=SPEED, faults=(f"{name}:{settings}" if settings else name,), **line.server)
+
+
+@dataclass
+class Found:
+    """Where the samples are after a run."""
+
+    output: Path
+    answers: Answers
+    ends: dict[int, str]  # by index: "record", "queued", or the reason of its reject
+    clipped: set[int]
+    state: str
+    why: str
+    failed: dict[str, int]
+
+
+@contextlib.asynccontextmanager
+async def run_of(
+    ledger: Ledger, output: Path, name: str, servers: Sequence[Server], samples: int
+) -> AsyncIterator[Worker]:
+    """A worker at `samples` samples, on servers that run; nothing may be left at those that live, at the end."""
+    line = MATRIX[name]
+    fill(ledger, "A", samples)
+    valkey = f"unix://{ledger.redis.connection_pool.connection_kwargs['path']}"
+    async with working(
+        valkey, output, list(servers), limit=LIMIT, pauses=line.pauses, patience=line.patience
+    ) as worker:
+        worker.ring_all("A", samples, per_message=4)
+        yield worker
+        await worker.stop()
+    for server in servers:
+        await until(
+            "nothing is left at the servers",
+            lambda server=server: server.now == 0 and server.load().running == server.load().waiting == 0,  # type: ignore[misc]
+        )
+
+
+def found(ledger: Ledger, output: Path, worker: Worker, answers: Answers, samples: int) -> Found:
+    """The place of every sample: exactly one, and every record holds the ids that belong to its prompt."""
+    assert_books_agree(ledger, output, "A")
+    state = ledger.snapshot("A")
+    ends: dict[int, str] = {}
+    clipped = set()
+    for record in records(output, "A"):
+        whole = answers.answer(prompt_of(record.index), MAX_NEW_TOKENS)
+        ids = whole.stream.ids(whole.completion_tokens)
+        if "clipped" in record.flags:
+            clipped.add(record.index)
+            ids = ids[: MAX_NEW_TOKENS // 2]
+        assert record.input_ids == prompt_of(record.index)
+        assert record.output_ids == ids
+        assert record.index not in ends
+        ends[record.index] = "record"
+    rejects = read_rejects(output, "A")
+    assert rejects.faults == []
+    for index, row in rejects.rows.items():
+        assert index not in ends
+        assert row.detail.isprintable()
+        ends[index] = row.reason
+    assert state.in_flight == 0
+    assert state.rejects == {reason: n for reason in set(ends.values()) - {"record"} if (n := _count(ends, reason))}
+    due = set(ledger.due("A", 0)) if state.state == "open" else set(range(samples)) - set(ends)
+    assert len(due) == state.queued
+    assert not due & set(ends)
+    assert due | set(ends) == set(range(samples))
+    ends |= dict.fromkeys(due, "queued")
+    return Found(output, answers, ends, clipped, state.state, state.reason or "", dict(worker.client.failed_attempts))
+
+
+def run(test: Callable[[], Awaitable[Found]]) -> Found:
+    return asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def _count(ends: dict[int, str], reason: str) -> int:
+    return sum(end == reason for end in ends.values())
+
+
+async def all_ended(ledger: Ledger, worker: Worker, samples: int) -> None:
+    def ended() -> bool:
+        state = ledger.snapshot("A")
+        return state.done + state.rejected == samples or (state.state == "halted" and worker.leases.held == 0)
+
+    await until("all have ended", ended)
+
+
+@pytest.mark.parametrize("name", [name for name in MATRIX if name in OF_REQUESTS])
+def test_struck_twice(valkey: str, ledger: Ledger, tmp_path: Path, name: str) -> None:
+    line = MATRIX[name]
+
+    async def test() -> Found:
+        server = faulty(name, f"next={STRIKES}")
+        async with server:
+            async with run_of(ledger, tmp_path, name, [server], SAMPLES) as worker:
+                await all_ended(ledger, worker, SAMPLES)
+            assert server.faults.active[name].struck == STRIKES
+            return found(ledger, tmp_path, worker, Answers(server.config), SAMPLES)
+
+    seen = run(test)
+    states = set(seen.ends.values())
+    match line.struck:
+        case "record":
+            assert states == {"record"}
+        case "reject":
+            assert states == {"record", line.reason}
+            assert _count(seen.ends, line.reason or "") == STRIKES
+        case "halt":
+            assert seen.state == "halted"
+            assert line.reason is not None
+            assert line.reason in seen.why
+            assert states <= {"record", "queued"}
+    if line.reason is None:
+        assert seen.failed == {}
+    else:
+        assert seen.failed[line.reason] >= 1
+        # A server that dies breaks what is in flight and cannot be reached for a while; else nothing else goes wrong.
+        assert seen.failed.keys() <= {line.reason, *(("unreachable",) if line.server else ())}
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_struck_always(valkey: str, ledger: Ledger, tmp_path: Path, name: str) -> None:
+    line = MATRIX[name]
+
+    async def test() -> Found:
+        server = faulty(name)
+        async with server:
+            async with run_of(ledger, tmp_path, name, [server], FEW) as worker:
+                if line.always == "wait":
+                    await until("it is found out", lambda: worker.client.failed_attempts[line.reason or ""] > LIMIT)
+                    [state] = worker.client.servers()
+                    assert state.state in {"down", "half_open"}
+                else:
+                    await all_ended(ledger, worker, FEW)
+            return found(ledger, tmp_path, worker, Answers(server.config), FEW)
+
+    seen = run(test)
+    match line.always:
+        case "record":
+            assert set(seen.ends.values()) == {"record"}
+            assert seen.failed == {}
+            assert (name == "clipped") == bool(seen.clipped)
+        case "reject":
+            assert set(seen.ends.values()) == {line.rejected or line.reason}
+            assert seen.failed.keys() <= {line.reason, *(("unreachable",) if line.server else ())}
+        case "halt":
+            assert (seen.state, set(seen.ends.values())) == ("halted", {"queued"})
+            assert line.reason is not None
+            assert line.reason in seen.why
+        case "wait":
+            assert (seen.state, set(seen.ends.values())) == ("open", {"queued"})
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_beside_a_server_without_the_fault(valkey: str, ledger: Ledger, tmp_path: Path, name: str) -> None:
+    line = MATRIX[name]
+    found_out = line.reason is not None and line.breaker
+
+    async def test() -> Found:
+        bad, good = faulty(name), Server(speed=SPEED)
+        async with bad, good:
+            async with run_of(ledger, tmp_path, name, [bad, good], SAMPLES) as worker:
+                await all_ended(ledger, worker, SAMPLES)
+                seen, other = worker.client.servers()
+                assert (other.state, other.url) == ("up", good.url)
+                if found_out:
+                    assert seen.answers == 0
+                    assert seen.reason
+            answers = Answers(good.config)
+            return found(ledger, tmp_path, worker, answers, SAMPLES)
+
+    seen = run(test)
+    if line.reason is not None and REASONS[line.reason].outcome is Outcome.REJECT:
+        # The same server rejects a sample wherever it goes next; the others have their records.
+        assert set(seen.ends.values()) == {"record", line.reason}
+    else:
+        assert set(seen.ends.values()) == {"record"}
