@@ -12,7 +12,7 @@ from celery import Celery
 from common.broker import CONTROL_QUEUE, KEEP
 from common.chat_template import Tokenizer
 from common.durable import sync_folder, write_all
-from common.errors import ConfigError, DataError, ServerUnavailable, UsageError
+from common.errors import ConfigError, DataError, ServerRefused, ServerUnavailable, UsageError
 from common.ledger import Ledger
 from common.segments import segment_paths
 from common.settings import DatasetSettings, Settings
@@ -55,7 +55,7 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
     """What the servers serve and the prompts are made with: for the ledger and run.json; loads the tokenizer once.
 
     `found` are the ServerFacts of the preflight, of those servers that answered, which serve one model. Raises
-    TokenizerUnavailable, ServerUnavailable.
+    TokenizerUnavailable, ServerUnavailable, ServerRefused.
     """
     servers = [msgspec.to_builtins(server) for server in found]
     tokenizer = Tokenizer(settings.tokenizer)
@@ -63,6 +63,8 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
     context_length = settings.server.context_length or min(contexts, default=None)
     # An id that a server does not know kills it, so the smallest vocabulary counts.
     vocab_size = min(tokenizer.vocab_size, *(server["vocab_size"] or tokenizer.vocab_size for server in servers))
+    for server in servers:
+        refuse_dropped_parameters(server, settings.sampling.params())
     asked = settings.sampling.max_new_tokens
     if context_length is not None and asked >= context_length:
         raise ServerUnavailable(
@@ -80,6 +82,15 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
         "sampling_params": settings.sampling.params(),
         "servers": servers,
     }
+
+
+def refuse_dropped_parameters(server: Mapping[str, Any], sampling_params: Mapping[str, Any]) -> None:
+    """Raises ServerRefused if `server` is a router that would take a sampling parameter away without a word."""
+    if server["router"] and sampling_params.get("logit_bias"):
+        raise ServerRefused(
+            f"{server['url']} is a router, which drops logit_bias without a word, so that answers would not be made "
+            "as run.json says; name the servers behind it in [server] urls, or leave logit_bias out of [sampling]"
+        )
 
 
 def refuse_changes(output: Path, facts: Mapping[str, Any]) -> None:

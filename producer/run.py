@@ -161,7 +161,8 @@ def watch(ledger: Ledger, names: set[str], look_after: Callable[[], None], conso
                 live.update(display.table(seen), refresh=True)
             elif time.monotonic() - said >= _LINE_SECONDS:
                 said = time.monotonic()
-                console.print(display.line(seen), highlight=False, soft_wrap=True)
+                for line in (display.line(seen), *(f"! {trouble}" for trouble in seen["troubles"])):
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
             if all(d["state"] in ENDED_STATES for d in seen["datasets"] if d["name"] in names):
                 return seen
             time.sleep(_TICK_SECONDS)

@@ -10,7 +10,7 @@ from common.ledger import Ledger
 from common.servers import urls_in_use
 from common.settings import Settings, server_url
 from producer.embedded import reachable
-from producer.enqueue import read_run_file, write_run_file
+from producer.enqueue import read_run_file, refuse_dropped_parameters, write_run_file
 from producer.status import snapshot
 
 
@@ -45,7 +45,9 @@ def add_server(settings: Settings, facts: Any) -> None:
                     f"{facts.url} serves {what} {getattr(facts, name)!r} and this job is made by {model[name]!r}; "
                     "all servers of a job must serve the same model and weights"
                 )
-        model["servers"] = _with(model["servers"], msgspec.to_builtins(facts))
+        found = msgspec.to_builtins(facts)
+        refuse_dropped_parameters(found, model["sampling_params"])
+        model["servers"] = _with(model["servers"], found)
         ledger.set_model(model)
         if (before := read_run_file(settings.output)) is not None:
             before.pop("earlier", None)

@@ -11,18 +11,23 @@ from tests.faults.harness import Job, Simulator
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Iterator[Callable[..., tuple[Job, Simulator]]]:
-    """Makes a job and its server, which runs: `make_job(rows=600, pace=("--latency-mean", "60"), drain_seconds=1)`."""
-    jobs: list[Job] = []
-    servers: list[Simulator] = []
+    """Makes a job and its servers, which run: `make_job(rows=600, pace=("--latency-mean", "60"), drain_seconds=1)`.
 
-    def make(*, rows: int, pace: tuple[str, ...] = (), **worker: Any) -> tuple[Job, Simulator]:
-        servers.append(Simulator(tmp_path, *pace))
-        servers[-1].start()
-        jobs.append(Job(tmp_path, servers[-1], rows=rows, **worker))
-        return jobs[-1], servers[-1]
+    Answers the job and its first server; `job.servers` are all. `servers=3` is how many there are.
+    """
+    jobs: list[Job] = []
+    all_servers: list[Simulator] = []
+
+    def make(*, rows: int, servers: int = 1, pace: tuple[str, ...] = (), **worker: Any) -> tuple[Job, Simulator]:
+        made = [Simulator(tmp_path, *pace, name=f"server-{n}") for n in range(servers)]
+        for server in made:
+            all_servers.append(server)
+            server.start()
+        jobs.append(Job(tmp_path, made, rows=rows, **worker))
+        return jobs[-1], made[0]
 
     yield make
     for job in jobs:
         job.end_all()
-    for server in servers:
+    for server in [*all_servers, *(server for job in jobs for server in job.servers)]:
         server.kill()

@@ -57,21 +57,23 @@ LEASE_SECONDS = 3.0
 class Simulator:
     """A simulated server in a process of its own, on a port that it keeps when it is started again."""
 
-    def __init__(self, folder: Path, *pace: str) -> None:
+    def __init__(self, folder: Path, *pace: str, name: str = "server") -> None:
         self._folder = folder
+        self._name = name
         self.pace = pace or LATENCY
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     def start(self) -> "Simulator":
-        port_file = self._folder / "port"
+        port_file = self._folder / f"{self._name}.port"
         port_file.unlink(missing_ok=True)
         arguments = ("simulate", "--port", str(self.port), "--port-file", str(port_file), *SIMULATOR, *self.pace)
-        with (self._folder / "server.log").open("ab") as log:
+        log_path = self._folder / f"{self._name}.log"
+        with log_path.open("ab") as log:
             self._process = subprocess.Popen([*TOKENMILL, *arguments], cwd=REPO, stdout=log, stderr=log)
         process = self._process
         wait_until("the simulated server starts", lambda: port_file.exists() or process.poll() is not None)
-        assert process.poll() is None, (self._folder / "server.log").read_text()
+        assert process.poll() is None, log_path.read_text()
         self.port = int(port_file.read_text())
         return self
 
@@ -83,6 +85,9 @@ class Simulator:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def lives(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def at_work(self) -> int:
         """The requests that run or wait at the server."""
@@ -103,9 +108,9 @@ class Process:
 class Job:
     """One configuration, its source of `rows` rows, and everything that runs on it."""
 
-    def __init__(self, folder: Path, server: Simulator, *, rows: int, **worker: Any) -> None:
+    def __init__(self, folder: Path, servers: Sequence[Simulator], *, rows: int, **worker: Any) -> None:
         self._folder = folder
-        self._server = server
+        self.servers = list(servers)
         self._worker = {"concurrency": 32, "lease_seconds": LEASE_SECONDS, "drain_seconds": 2.0} | worker
         self._runs: list[subprocess.Popen[bytes]] = []
         self.rows = [_row(index) for index in range(rows)]
@@ -120,8 +125,9 @@ class Job:
         """Write the configuration; without a cap the whole source is answered."""
         worker = "\n".join(f"{key} = {value}" for key, value in self._worker.items())
         cap = f"cap_tokens = {cap_tokens}" if cap_tokens else ""
+        urls = ", ".join(f'"{server.url}"' for server in self.servers)
         self.config.write_text(
-            f'output = "out"\n[server]\nurls = ["{self._server.url}"]\n'
+            f'output = "out"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
             f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = 0.05\n"
             f'[[datasets]]\nname = "{DATASET}"\npath = "rows.jsonl"\n{cap}\n'
@@ -276,11 +282,15 @@ class Job:
         except pytest.fail.Exception:
             pytest.fail(f"still there after {seconds} s: {self.processes()}\n{self.logs()}")
 
-    def status(self) -> dict[str, Any]:
-        """The dataset in `status --json`."""
+    def seen(self) -> dict[str, Any]:
+        """What `status --json` says."""
         done = self.command("status", "--json")
         assert done.returncode == 0, done.stderr.decode()
-        datasets = msgspec.json.decode(done.stdout)["datasets"]
+        return dict(msgspec.json.decode(done.stdout))
+
+    def status(self) -> dict[str, Any]:
+        """The dataset in `status --json`."""
+        datasets = self.seen()["datasets"]
         assert [dataset["name"] for dataset in datasets] == [DATASET]
         return dict(datasets[0])
 
@@ -291,7 +301,8 @@ class Job:
         is still to do; the ledger's sums are those of the files; nothing is left running, here or at the server.
         """
         self.gone()
-        wait_until("the server is idle", lambda: self._server.at_work() == 0, 5)
+        live = [server for server in self.servers if server.lives()]
+        wait_until("the servers are idle", lambda: all(server.at_work() == 0 for server in live), 5)
         counted = count(self.output, DATASET)
         assert counted.faults == []
         kept = {record.index: record for record in records(self.output, DATASET, counted)}

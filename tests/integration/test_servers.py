@@ -31,7 +31,8 @@ def settings(valkey: str, ledger: Ledger, tmp_path: Path) -> Settings:
     settings = load_settings(write_config(tmp_path, valkey))
     first = msgspec.to_builtins(facts()) | {"url": ONE}
     shared = {"model_path": "models/a", "weight_version": "default", "servers": [first]}
-    same = dict.fromkeys(("tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params"))
+    same: dict[str, Any] = dict.fromkeys(("tokenizer_sha256", "template_sha256", "chat_template_kwargs"))
+    same["sampling_params"] = {"max_new_tokens": 64, "logit_bias": {"2": 1.0}}
     ledger.set_model({**shared, **same})
     write_run_file(settings.output, {**shared, **same})
     return settings
@@ -72,6 +73,13 @@ def test_a_server_of_another_model_is_refused_and_nothing_is_changed(settings: S
         add_server(settings, facts(model_path="models/b"))
     assert ledger.server_changes() == {}
     assert (settings.output / "run.json").read_bytes() == before
+
+
+def test_a_router_is_not_added_where_it_would_drop_a_parameter(settings: Settings, ledger: Ledger) -> None:
+    router = msgspec.structs.replace(facts(), router=True)
+    with pytest.raises(ServerRefused, match="is a router, which drops logit_bias without a word"):
+        add_server(settings, router)
+    assert ledger.server_changes() == {}
 
 
 def test_nothing_is_added_to_a_job_that_was_not_begun(valkey: str, ledger: Ledger, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from common.errors import ServerUnavailable
+from common.errors import ServerRefused, ServerUnavailable
 from common.settings import Settings, load_settings
 from producer.enqueue import model_facts
 from tests.conftest import REPO
@@ -46,3 +47,11 @@ def test_the_shortest_context_counts_unless_one_is_configured(write: Write) -> N
     assert facts(write, *servers, server="[server]\ncontext_length = 500\n")["context_length"] == 500
     with pytest.raises(ServerUnavailable, match="max_new_tokens 64 leaves no room"):
         facts(write, {"context_length": 64})
+
+
+def test_a_router_that_would_drop_a_parameter_is_refused(write: Write) -> None:
+    router = msgspec.structs.replace(facts_of(sglang()), router=True)
+
+    assert model_facts(configured(write), [router])["servers"][0]["router"] is True
+    with pytest.raises(ServerRefused, match="is a router, which drops logit_bias without a word"):
+        model_facts(configured(write, 'logit_bias = { "2" = 5.0 }\n'), [facts_of(sglang()), router])

@@ -57,15 +57,16 @@ def test_a_request_that_the_server_has_lost_is_given_up_at_the_limit_and_aborted
     assert client.failed_attempts == {"timeout": 1}
 
 
-def test_a_paused_server_is_waited_for() -> None:
-    """Its scheduler answers, nothing runs, and the probe's own token does not come."""
+@pytest.mark.parametrize("running", [0, 1])
+def test_a_paused_server_is_waited_for(running: int) -> None:
+    """Its scheduler answers, and the probe's own token does not come; its figures stand still, whatever they say."""
     unpaused = asyncio.Event()
 
     async def held(request: httpx.Request) -> httpx.Response:
         await unpaused.wait()
         return accepted(request)
 
-    network = Network(generate=[held], health=[httpx.Response(503)], v1_loads=[loads(0)])
+    network = Network(generate=[held], health=[httpx.Response(503)], v1_loads=[loads(running)])
 
     async def pause(client: SGLangClient) -> None:
         call = asyncio.create_task(generate(client))

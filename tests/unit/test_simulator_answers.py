@@ -145,6 +145,7 @@ def test_latencies_have_the_mean_asked_for_and_belong_to_the_prompt() -> None:
         ({"speed": float("nan")}, "speed"),
         ({"mean_tokens": 0.0}, "mean_tokens"),
         ({"max_queued_requests": -1}, "max_queued_requests"),
+        ({"stream_interval": 0}, "stream_interval"),
         ({"tokens_per_second": 5.0, "latency_mean_seconds": 1.0}, "one of them"),
         ({"speed": 0.0, "tokens_per_second": 5.0}, "infinite"),
     ],

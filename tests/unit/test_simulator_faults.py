@@ -1,13 +1,19 @@
 """Which request a fault strikes, how faults are written down, and what the command makes of presets."""
 
+from typing import Any
+
 import click
+import msgspec
 import pytest
 
 from common.errors import UsageError
+from workers.sglang.simulator import faulty, replies
+from workers.sglang.simulator.answers import Answers
 from workers.sglang.simulator.cli import simulate
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.faults import Fault, Faults, parse
 from workers.sglang.simulator.presets import PRESETS
+from workers.sglang.simulator.requests import GenerateRequest
 
 
 def struck(faults: Faults, prompts: list[list[int]]) -> list[str | None]:
@@ -83,3 +89,34 @@ def test_an_option_beside_a_preset_overrules_it() -> None:
     assert (given["max_total_tokens"], given["end_token_id"]) == (159_277, 163_586)
     assert (given["speed"], given["vocab_size"]) == (100.0, 163_900)
     assert isinstance(context, click.Context)
+
+
+ANSWERS = Answers(SimulatorConfig(vocab_size=100, mean_tokens=1e6, cv=0.0))
+LIES: dict[str, tuple[list[int | str], dict[str, Any] | None]] = {
+    "nan": ([0, 1, 2, 3, 4, "end"], {"type": "stop", "matched": "NaN happened"}),
+    "abort": ([0, 1, 2, 3, 4], replies.ABORTED),
+    "prompt_leak": (["p3", "p4", "p5", "p6", "p7", 0, 1, 2, 3, 4, 5, 6, 7, 8, 9], None),
+    "lost_id": ([0, 1, 2, 3, 4, 6, 7, 8, 9], None),
+    "bad_output_id": (["bad", 1, 2, 3, 4, 5, 6, 7, 8, 9], None),
+    "wrong_rid": ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], None),
+}
+
+
+@pytest.mark.parametrize("forced_id", [None, 9])
+@pytest.mark.parametrize("name", list(LIES))
+def test_what_a_fault_makes_of_an_answer(name: str, forced_id: int | None) -> None:
+    """Places in the true answer by number; what is not one of its ids by name."""
+    config = SimulatorConfig(vocab_size=100)
+    asked = GenerateRequest("r", tuple(range(50, 58)), 10, ignore_eos=False, stop_token_ids=())
+    true = ANSWERS.answer(asked.input_ids, 10, forced_id=forced_id)
+    places, reason = LIES[name]
+    named = {"end": 2, "bad": 100, **{f"p{place}": token for place, token in enumerate(asked.input_ids)}}
+    expected = [named[place] if isinstance(place, str) else true.stream.ids(10)[place] for place in places]
+    found = faulty.answered_instead(name, true, asked, config)
+    assert found.stream.ids(found.completion_tokens) == expected
+    assert msgspec.json.decode(found.stream.json(found.completion_tokens)) == expected
+    assert found.finish_reason == (reason or true.finish_reason)
+    # A shorter part of a stream begins as the longer ones do.
+    for tokens in range(1, found.completion_tokens):
+        part = found.stream.ids(tokens)
+        assert part == expected[: len(part)]

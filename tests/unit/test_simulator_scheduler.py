@@ -124,6 +124,22 @@ def test_a_full_pool_retracts_the_least_output_and_keeps_its_ids() -> None:
     assert young.ended_at == old.ended_at + 1 + (220 - kept - 1)
 
 
+def test_what_a_request_has_by_now_grows_by_one_a_step_and_stays_when_it_is_retracted() -> None:
+    world = World(EVEN)
+    one = world.submit("one", 10, 20)
+    found = []
+    for now in range(6):
+        world.run(float(now))
+        found.append(world.engine.generated(one))
+    assert found == [0, 1, 2, 3, 4, 5]
+    world.engine.hold("test", retract=True)
+    world.run(6.0)
+    assert (one in world.engine.waiting, world.engine.generated(one)) == (True, 6)
+    world.engine.release("test")
+    world.run(7.0)
+    assert world.engine.generated(one) == 7  # of the prefill over prompt and ids
+
+
 def test_a_retraction_raises_the_ratio_to_what_the_others_have_used() -> None:
     world = even(max_total_tokens=400, schedule_conservativeness=0.1)
     world.submit("old", 50, 290)

@@ -159,14 +159,14 @@ class Watch:
 
     async def _look_at_late(self, server: Server, late: list[Call], now: float) -> None:
         """Give up what is over its limit, unless the server is at work (for a while longer) or paused."""
-        at_work = paused = False
         if self._patience.answer_seconds is None:
-            at_work = await self._at_work(server)
-            paused = not at_work and await self._paused(server)
+            if await self._at_work(server):
+                late = [call for call in late if now - call.started > (1 + _EXTENSIONS) * self._limit(call)]
+            # Its figures stand still while it is paused, and may say that something runs.
+            if not late or await self._paused(server):
+                return
         for call in late:
-            seconds, limit = now - call.started, self._limit(call)
-            if paused or (at_work and seconds <= (1 + _EXTENSIONS) * limit):
-                continue
+            seconds = now - call.started
             call.give_up(BadAnswer("timeout", f"{server.url} gave no answer within {seconds:.0f} s"))
 
     def _limit(self, call: Call) -> float:

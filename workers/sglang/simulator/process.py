@@ -223,7 +223,8 @@ class Process:
                 return await self._stream(stream, asked, answer, received, fault)
             except ConnectionError:
                 return stream.response
-        await self._ready()
+        if self.stuck:
+            await self._ready()
         draft, end = await self._runner.run(asked, answer, received, self.weight_version)
         waiting = end is End.ABORTED_WAITING
         if fault and not waiting:
@@ -235,9 +236,8 @@ class Process:
 
     async def _ready(self) -> None:
         """Wait until nothing holds new requests back."""
-        if self.stuck:
-            await self._unpaused.wait()
-            await self._thawed.wait()
+        await self._unpaused.wait()
+        await self._thawed.wait()
 
     async def _stream(
         self, stream: AnswerStream, asked: GenerateRequest, answer: Answer, received: float, fault: str

@@ -43,20 +43,17 @@ class Run:
 
     def draft(self, weight_version: str) -> Draft:
         """What there is to say of it now; times that have not come yet are those of its end, or of the start."""
-        tokens, answer = self.tokens, self._answer
-        ids = answer.stream.json(tokens)
-        prompt_tokens = len(self._asked.input_ids)
-        sequence, ticker = self.sequence, self._ticker
+        answer, sequence, ticker = self._answer, self.sequence, self._ticker
         if sequence is None or ticker is None:
-            times = Times(self._received, self._received, self._received, self._received)
-            return Draft(self._asked.rid, prompt_tokens, ids, tokens, answer.finish_reason, weight_version, times)
+            return _at_once(self._asked, answer, self._received, weight_version)
+        tokens = ticker.tokens(sequence)
         finished = ticker.unix(sequence.ended_at)
         admitted = finished if sequence.admitted_at is None else ticker.unix(sequence.admitted_at)
         first_token = finished if sequence.first_token_at is None else ticker.unix(sequence.first_token_at)
         return Draft(
             sequence.rid,
-            prompt_tokens,
-            ids,
+            sequence.prompt_tokens,
+            answer.stream.json(tokens),
             tokens,
             answer.finish_reason if sequence.end is End.FINISHED else _ABORTS[sequence.end],
             weight_version,
@@ -80,7 +77,8 @@ class Runner:
     ) -> tuple[Draft, End]:
         """What became of a request, and how it ended. Raises `Refusal` if the queue is full."""
         if self._ticker is None:
-            return self.begin(asked, answer, received, _ignore).draft(weight_version), End.FINISHED
+            self._count(End.FINISHED, len(asked.input_ids), answer.completion_tokens)
+            return _at_once(asked, answer, received, weight_version), End.FINISHED
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def end() -> None:
@@ -166,7 +164,7 @@ class Runner:
             totals.refused += 1
         else:
             totals.aborted += 1
-        if end in {End.FINISHED, End.ABORTED}:
+        if end is End.FINISHED or end is End.ABORTED:  # a set would hash them, in Python
             totals.prompt_tokens += prompt_tokens
             totals.completion_tokens += completion_tokens
 
@@ -177,5 +175,14 @@ def refused(asked: GenerateRequest, received: float, weight_version: str) -> Dra
     return Draft(asked.rid, 0, b"[]", 0, replies.QUEUE_FULL, weight_version, Times(received, now, now, now))
 
 
-def _ignore() -> None:
-    pass
+def _at_once(asked: GenerateRequest, answer: Answer, received: float, weight_version: str) -> Draft:
+    tokens = answer.completion_tokens
+    return Draft(
+        asked.rid,
+        len(asked.input_ids),
+        answer.stream.json(tokens),
+        tokens,
+        answer.finish_reason,
+        weight_version,
+        Times(received, received, received, received),
+    )
