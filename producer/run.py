@@ -64,8 +64,12 @@ def run(
         try:
             for child in children:
                 child.start()
+
+            def restore(lost: set[str]) -> None:
+                restore_books(settings, ledger, [one for one in datasets if one.name in lost], facts, console)
+
             names = {dataset.name for dataset in datasets}
-            last = watch(ledger, names, lambda: _look_after(server, children), console)
+            last = watch(ledger, names, lambda: _look_after(server, children), restore, console)
         except Interrupted:
             interrupted = True
             console.print(
@@ -142,8 +146,28 @@ def _look_after(server: EmbeddedRedis | None, children: Sequence[Child]) -> None
         child.look_after()
 
 
-def watch(ledger: Ledger, names: set[str], look_after: Callable[[], None], console: Console) -> dict[str, Any]:
-    """Show progress until the datasets of `names` have ended."""
+def restore_books(
+    settings: Settings, ledger: Ledger, lost: Sequence[DatasetSettings], facts: Mapping[str, Any], console: Console
+) -> None:
+    """Build the books of datasets anew that the ledger has forgotten: someone emptied Redis while the job runs.
+
+    Workers that live go on. What they have in flight counts if it is settled before another attempt has the sample.
+    """
+    log.error("Redis has forgotten %s; the books are built anew from the files", ", ".join(one.name for one in lost))
+    _, recovered = register(settings, ledger, lost, facts)
+    for done in recovered:
+        console.print(f"{done.name}: {_said(done.name, '', recovered)}", highlight=False)
+    ask_for_a_tick(make_celery("tokenmill", settings))
+
+
+def watch(
+    ledger: Ledger,
+    names: set[str],
+    look_after: Callable[[], None],
+    restore: Callable[[set[str]], None],
+    console: Console,
+) -> dict[str, Any]:
+    """Show progress until the datasets of `names` have ended; `restore` gets those that Redis has forgotten."""
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     said = time.monotonic()
     if live:
@@ -153,6 +177,9 @@ def watch(ledger: Ledger, names: set[str], look_after: Callable[[], None], conso
             look_after()
             try:
                 seen = snapshot(ledger)
+                if lost := names - {dataset["name"] for dataset in seen["datasets"]}:
+                    restore(lost)
+                    continue
             except redis.RedisError as error:
                 log.warning("Redis does not answer: %s", error)
                 time.sleep(_TICK_SECONDS)

@@ -27,7 +27,7 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     from common.settings import load_settings
     from producer.cli.main import load
     from producer.enqueue import ask_for_a_tick, choose, model_facts, refuse_changes, register
-    from producer.run import exit_code, stderr_console, watch
+    from producer.run import exit_code, restore_books, stderr_console, watch
 
     settings = load_settings(config)
     chosen = choose(settings, datasets, cap)
@@ -50,7 +50,12 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     ask_for_a_tick(make_celery("tokenmill", settings))
     if not wait:
         return 0
-    last = watch(ledger, set(states), lambda: None, stderr_console())
+    console = stderr_console()
+
+    def restore(lost: set[str]) -> None:
+        restore_books(settings, ledger, [one for one in chosen if one.name in lost], facts, console)
+
+    last = watch(ledger, set(states), lambda: None, restore, console)
     ours = {**last, "datasets": [d for d in last["datasets"] if d["name"] in states]}
     return exit_code(ours, False, settings.run.allowed_failures)
 

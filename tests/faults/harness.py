@@ -121,7 +121,7 @@ class Job:
         (folder / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
         self.configure()
 
-    def configure(self, cap_tokens: int | None = None) -> None:
+    def configure(self, cap_tokens: int | None = None, allowed_failures: float = 0.05) -> None:
         """Write the configuration; without a cap the whole source is answered."""
         worker = "\n".join(f"{key} = {value}" for key, value in self._worker.items())
         cap = f"cap_tokens = {cap_tokens}" if cap_tokens else ""
@@ -129,7 +129,7 @@ class Job:
         self.config.write_text(
             f'output = "out"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
-            f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = 0.05\n"
+            f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = {allowed_failures}\n"
             f'[[datasets]]\nname = "{DATASET}"\npath = "rows.jsonl"\n{cap}\n'
         )
         self.settings: Settings = load_settings(self.config)
@@ -155,7 +155,7 @@ class Job:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run another command on this job's configuration to its end."""
         return subprocess.run(
-            [*TOKENMILL, arguments[0], "-c", str(self.config), *arguments[1:]],
+            [*TOKENMILL, *arguments, "-c", str(self.config)],
             cwd=REPO,
             env=self._environment(),
             capture_output=True,
@@ -331,6 +331,10 @@ class Job:
     def written(self) -> set[tuple[int, int]]:
         """(index, attempt) of every record that stands in a segment, whether it counts or not."""
         return {(line["index"], line["attempt"]) for line in self._lines() if "void" not in line}
+
+    def written_by(self, url: str) -> set[tuple[int, int]]:
+        """The same of one server."""
+        return {(line["index"], line["attempt"]) for line in self._lines() if line.get("server") == url}
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         for path in (self.output / DATASET).glob("*.jsonl"):

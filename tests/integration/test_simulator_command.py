@@ -50,7 +50,9 @@ def command(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[st
         wait_until("the simulator has written its port", lambda: port_file.exists() or process.poll() is not None)
         yield process, f"http://127.0.0.1:{int(port_file.read_text())}"
         _, stderr = process.communicate(timeout=30)
-        assert (process.returncode, stderr) == (0, f"simulated SGLang on http://127.0.0.1:{port_file.read_text()}")
+        behind = ", behind a router" if "--router" in options else ""
+        said = f"simulated SGLang on http://127.0.0.1:{port_file.read_text().strip()}{behind}\n"
+        assert (process.returncode, stderr) == (0, said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -135,3 +137,22 @@ def test_a_death_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
         assert process.returncode == 4
         assert "died: it was sent an id that its model does not have" in stderr
         assert "Traceback" not in stderr
+
+
+def test_a_router_goes_on_when_its_server_has_died(tmp_path: Path) -> None:
+    async def call(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/_sim/die", json={}) as response:
+                assert response.status == 200
+            async with asyncio.timeout(30):
+                status = 200
+                while status == 200:
+                    async with session.post(f"{url}/generate", json={"input_ids": [1]}) as response:
+                        status = response.status
+            assert status in {500, 503}
+            async with session.get(f"{url}/health") as response:
+                assert response.status == 200
+
+    with command(tmp_path, "--router", "--speed", "inf") as (process, url):
+        asyncio.run(call(url))
+        process.send_signal(signal.SIGTERM)

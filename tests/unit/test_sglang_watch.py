@@ -30,7 +30,10 @@ def after(seconds: float) -> Callable[[httpx.Request], Awaitable[httpx.Response]
     return answer
 
 
-@pytest.mark.parametrize("busy", [loads(1), loads(0, 3), httpx.Response(200, json=[{"num_reqs": 2}])])
+ROUTER = httpx.Response(200, json={"workers": [{"worker": "http://w:1", "load": -1}]})
+
+
+@pytest.mark.parametrize("busy", [loads(1), loads(0, 3), httpx.Response(200, json=[{"num_reqs": 2}]), ROUTER])
 def test_a_server_at_work_is_waited_for_beyond_the_limit(busy: httpx.Response) -> None:
     old: list[Reply] = [busy] if isinstance(busy.json(), list) else [httpx.Response(404)]
     new: list[Reply] = [httpx.Response(404)] if isinstance(busy.json(), list) else [busy]

@@ -187,15 +187,18 @@ class Watch:
         return status < 500
 
     async def _at_work(self, server: Server) -> bool:
-        """Whether anything runs or waits there, if that can be told: /v1/loads since 0.5.8, /get_load up to 0.5.20."""
+        """Whether anything runs or waits there; where that cannot be told, whether it lives.
+
+        /v1/loads is there since 0.5.8, /get_load up to 0.5.20; SGLang's router has no figures of its servers.
+        """
         for path in ("/v1/loads", "/get_load"):
             try:
                 status, body = await self._get(server, path)
-                if status == 200:
-                    return _requests(body) > 0
             except _BROKEN:
                 return False
-        return False
+            if status == 200 and (requests := _requests(body)) is not None:
+                return requests > 0
+        return await self._lives(server)
 
     async def _paused(self, server: Server) -> bool:
         """Whether the scheduler lives while the probe's own token does not come."""
@@ -215,13 +218,13 @@ class _Load(msgspec.Struct):
 
 
 class _Loads(msgspec.Struct):
-    loads: list[_Load] = []
+    loads: list[_Load]
 
 
-def _requests(body: bytes) -> int:
+def _requests(body: bytes) -> int | None:
     try:
         found = msgspec.json.decode(body, type=_Loads | list[_Load])
     except msgspec.DecodeError:
-        return 0
+        return None
     loads = found.loads if isinstance(found, _Loads) else found
     return sum(load.num_running_reqs + load.num_waiting_reqs + load.num_reqs for load in loads)

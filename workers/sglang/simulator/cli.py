@@ -139,8 +139,7 @@ async def _serve(config: SimulatorConfig, port_file: Path | None) -> str:
     async with Simulator(config) as server:
         if port_file is not None:
             _write_whole(port_file, f"{server.port}\n")
-        behind = "router in front of a simulated SGLang" if config.router else "simulated SGLang"
-        click.echo(f"{behind} on {server.url}", err=True)
+        click.echo(f"simulated SGLang on {server.url}{', behind a router' if config.router else ''}", err=True)
 
         async def drained() -> None:
             await drain.wait()

@@ -2,7 +2,7 @@
 
 A fault of a request strikes all requests, a `share` of them, or the `next` so many, once `after` others have passed.
 At most one strikes a request: the first that is due, in the order in which they were set. A fault of the server holds
-until it is taken back.
+until it is taken back. All strike streams, too; see streams.py.
 """
 
 import random
@@ -24,9 +24,9 @@ OF_REQUESTS = MappingProxyType(
         "redirect": "302 to another path",
         "endless": "a body without end",
         "gzip_bomb": "`megabytes` of blanks in a small gzip body",
-        "cut": "generated, then cut in the middle of the body",
-        "late_reset": "generated, then reset before the first byte",
-        "garbled": "generated, and half of the body sent as if it were all",
+        "cut": "generated, then cut in the middle of the body; a stream in the middle of an event, half-way",
+        "late_reset": "generated, then reset before the first byte; a stream before its last event",
+        "garbled": "generated, and half of the body sent as if it were all; of a stream half of its events",
         "wrong_type": "a good answer that calls itself text/html",
         "clipped": "max_new_tokens halved without a word",
         "truncated_prompt": "the prompt cut in half without a word",

@@ -37,7 +37,25 @@ def json_response(body: Any, status: int = 200) -> web.Response:
 
 def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load: Load) -> dict[str, Any]:
     """The body of /server_info. As on the real server it holds the API key in clear."""
-    arguments: dict[str, Any] = {
+    arguments = _arguments(config, port)
+    internal_state = arguments | {
+        "effective_max_running_requests_per_dp": config.effective_max_running_requests,
+        "last_gen_throughput": load.tokens_per_second,
+        "memory_usage": {"weight": 0.0, "kvcache": 0.0, "token_capacity": config.max_total_tokens},
+    }
+    return arguments | {
+        "status": "ready",
+        "max_total_num_tokens": config.max_total_tokens,
+        "max_req_input_len": max_req_input_len,
+        "internal_states": [internal_state],
+        "version": config.profile,
+        "frontend": "python",
+    }
+
+
+def _arguments(config: SimulatorConfig, port: int) -> dict[str, Any]:
+    """What the server was started with."""
+    return {
         "model_path": config.model_path,
         "tokenizer_path": config.model_path,
         "served_model_name": config.model_path,
@@ -77,19 +95,6 @@ def server_info(config: SimulatorConfig, port: int, max_req_input_len: int, load
         "enable_metrics": True,
         "decode_log_interval": 40,
         "quantization": None,
-    }
-    internal_state = arguments | {
-        "effective_max_running_requests_per_dp": config.effective_max_running_requests,
-        "last_gen_throughput": load.tokens_per_second,
-        "memory_usage": {"weight": 0.0, "kvcache": 0.0, "token_capacity": config.max_total_tokens},
-    }
-    return arguments | {
-        "status": "ready",
-        "max_total_num_tokens": config.max_total_tokens,
-        "max_req_input_len": max_req_input_len,
-        "internal_states": [internal_state],
-        "version": config.profile,
-        "frontend": "python",
     }
 
 

@@ -1,0 +1,133 @@
+"""Model servers that die, come back, are added and drained under a run, and a sample that kills its server."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from common.records import Record
+from common.rejects import read_rejects
+from tests.conftest import wait_until
+from tests.faults.harness import DATASET, PATIENCE_SECONDS, Job, Simulator
+
+Make = Callable[..., tuple[Job, Simulator]]
+# A run of 500 samples, 32 at a time, takes some ten seconds.
+PACE = ("--latency-mean", "0.7", "--latency-cv", "0.5")
+
+
+def states(job: Job) -> dict[str, dict[str, Any]]:
+    """What `status --json` says of each server, by its address."""
+    return {server["url"]: server for server in job.seen()["servers"]}
+
+
+def answers_of(kept: dict[int, Record]) -> Counter[str]:
+    return Counter(record.server for record in kept.values())
+
+
+def test_two_of_three_servers_die_and_one_comes_back(make_job: Make) -> None:
+    job, first = make_job(rows=500, servers=3, pace=PACE)
+    _, second, third = job.servers
+    run = job.start()
+    job.wait_for_done(60)
+    before = time.time()
+    second.kill()
+    third.kill()
+    job.wait_for_done(job_done(job) + 40)  # from the one that is left
+    seen = job.seen()
+    found = {server["url"]: server for server in seen["servers"]}
+    assert {url: server["state"] for url, server in found.items()} == {
+        first.url: "up",
+        second.url: "down",
+        third.url: "down",
+    }
+    for dead in (second, third):
+        assert before - 1 <= found[dead.url]["since"] <= time.time()
+        assert found[dead.url]["reason"]
+        [trouble] = [trouble for trouble in seen["troubles"] if dead.url in trouble]
+        assert trouble.startswith(f"{dead.url} is down since 20")
+    second.start()
+    old = found[second.url]["answers"]
+    wait_until("it answers again", lambda: states(job)[second.url]["answers"] > old, PATIENCE_SECONDS)
+    job.finish(run)
+    kept = job.check()
+    assert answers_of(kept).keys() == {first.url, second.url, third.url}
+
+
+def job_done(job: Job) -> int:
+    return job.wait_for("the ledger answers", lambda _: True).done
+
+
+def test_all_servers_die_and_one_comes_back(make_job: Make) -> None:
+    job, first = make_job(rows=300, servers=3, pace=PACE)
+    run = job.start()
+    job.wait_for_done(60)
+    before = time.time()
+    for server in job.servers:
+        server.kill()
+    wait_until(
+        "all are down", lambda: {server["state"] for server in states(job).values()} == {"down"}, PATIENCE_SECONDS
+    )
+    seen = job.seen()
+    assert seen["troubles"][0].startswith("no server can be used since 20")
+    assert all(before - 1 <= server["since"] <= time.time() for server in seen["servers"])
+    [dataset] = seen["datasets"]
+    assert dataset["state"] in {"open", "exhausted"}
+    assert dataset["rejected"] <= len(job.bad)  # rows that are bad from the start
+    assert job.command("status").stdout.count(b"no server can be used since") == 1
+    assert run.poll() is None
+    first.start()
+    job.finish(run)
+    kept = job.check()
+    assert first.url in answers_of(kept)
+
+
+def test_a_server_is_added_to_a_run_and_another_drained(make_job: Make, tmp_path: Any) -> None:
+    job, first = make_job(rows=500, pace=PACE)
+    run = job.start()
+    job.wait_for_done(40)
+    second = Simulator(tmp_path, *PACE, name="added").start()
+    job.servers.append(second)  # from here on it is looked at, and ended, too; the configuration does not name it
+    added = job.command("servers", "add", second.url)
+    assert (added.returncode, added.stdout) == (0, b""), added.stderr
+    assert f"{second.url}: added".encode() in added.stderr
+    wait_until("it answers", lambda: second.url in states(job) and states(job)[second.url]["answers"] > 10)
+    drained = job.command("servers", "drain", first.url)
+    assert (drained.returncode, drained.stdout) == (0, b""), drained.stderr
+    wait_until("it has nothing left", lambda: listed(job)[first.url]["state"] == "drained")
+    assert first.at_work() == 0
+    left = job.written_by(first.url)
+    done = job_done(job)
+    assert done < 480  # else nothing is shown
+    seen = listed(job)
+    assert (seen[first.url]["configured"], seen[second.url]["configured"]) == (True, False)
+    assert (seen[second.url]["state"], seen[second.url]["version"]) == ("up", "0.5.23")
+    assert b"drained" in job.command("servers", "list").stdout
+    job.finish(run)
+    kept = job.check()
+    assert job.written_by(first.url) == left
+    assert answers_of(kept).keys() == {first.url, second.url}
+
+
+def listed(job: Job) -> dict[str, dict[str, Any]]:
+    """What `servers list --json` says, by address."""
+    done = job.command("servers", "list", "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    return {server["url"]: server for server in msgspec.json.decode(done.stdout)["servers"]}
+
+
+def test_a_sample_that_kills_its_server_is_rejected_with_its_index(make_job: Make) -> None:
+    poison = 60
+    # Twenty times faster than life: an answer takes 0.2 s, and the dead scheduler breaks its connections after 0.25.
+    pace = ("--speed", "20", "--latency-mean", "4", "--restart-seconds", "0.5", "--fault", f"poison:ids=3+{3 + poison}")
+    job, _ = make_job(rows=100, pace=pace)
+    job.configure(allowed_failures=0.02)
+    assert job.rows[poison][:2] == [3, 3 + poison]
+    run = job.start()
+    job.finish(run, 3)  # three rejects of a hundred, and two are allowed
+    rejected = read_rejects(job.output, DATASET).rows
+    assert {index: row.reason for index, row in rejected.items() if index not in job.bad} == {poison: "kills_server"}
+    assert rejected[poison].id == f"row-{poison}"
+    job.bad.add(poison)
+    assert len(job.check()) == 100 - len(job.bad)
