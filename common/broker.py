@@ -147,6 +147,15 @@ def pending_samples(client: redis.Redis) -> dict[str, set[int]]:
     return found
 
 
+def forget_messages(client: redis.Redis) -> None:
+    """Drop all messages, also those that consumers hold unacked; only where no consumer lives.
+
+    They are doorbells: the keeper sends what is queued again within 3 s, where kombu would let what the dead held
+    wait for its visibility timeout, and for a sweep.
+    """
+    client.delete(GENERATE_QUEUE, CONTROL_QUEUE, PRODUCE_QUEUE, "unacked", "unacked_index", "unacked_mutex")
+
+
 def waiting_messages(client: redis.Redis, queue: str) -> int:
     """How many messages wait in `queue` for a worker."""
     return client.llen(queue)

@@ -14,7 +14,7 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
-from common.broker import make_celery
+from common.broker import forget_messages, make_celery
 from common.errors import UsageError
 from common.ledger import ENDED_STATES, Ledger
 from common.settings import DatasetSettings, Settings
@@ -54,6 +54,8 @@ def run(
         ledger = Ledger.connect(settings.redis_url)
         if server is None:
             _refuse_a_second_run(ledger, settings)
+        else:
+            forget_messages(ledger.redis)  # of an earlier run, whose processes have ended with it
         states, recovered = register(settings, ledger, datasets, facts)
         for name, state in states.items():
             console.print(f"{name}: {_said(name, state, recovered)}", highlight=False)

@@ -1,0 +1,96 @@
+"""Parts that stand still for longer than they are trusted for, and come back: what they held has gone to others."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from common.segments import count
+from tests.conftest import wait_until
+from tests.faults.harness import DATASET, LEASE_SECONDS, PATIENCE_SECONDS, TOKENMILL, Job, Simulator
+
+Make = Callable[..., tuple[Job, Simulator]]
+# A message that a frozen worker holds unclaimed is offered to the others after 10 s.
+FREEZE_SECONDS = 4 * LEASE_SECONDS
+
+
+def two_workers(job: Job) -> None:
+    text = job.config.read_text()
+    assert "[run]\n" in text
+    job.config.write_text(text.replace("[run]\n", "[run]\nworkers = 2\n"))
+
+
+def test_a_worker_that_comes_back_after_its_leases_went_to_another(make_job: Make) -> None:
+    """Its answers come late: each either counts, because nobody had the sample yet, or is voided."""
+    job, _ = make_job(rows=400, pace=("--latency-mean", "0.5", "--latency-cv", "0.5"))
+    two_workers(job)
+    run = job.start()
+    job.wait_for_done(60)
+    frozen = job.pids("worker")[0]
+    os.kill(frozen, signal.SIGSTOP)
+    job.wait_for("its samples were taken back", lambda state: state.expired > 0)
+    time.sleep(FREEZE_SECONDS)  # what is tested is a freeze of some length
+    os.kill(frozen, signal.SIGCONT)
+    job.finish(run)
+    kept = job.check()
+    superseded = count(job.output, DATASET).superseded
+    assert superseded > 0
+    assert len(job.written()) == len(kept) + superseded
+
+
+@pytest.mark.parametrize("role", ["keeper", "feeder"])
+def test_a_part_of_control_that_stands_still_holds_nothing_up_for_long(make_job: Make, role: str) -> None:
+    job, _ = make_job(rows=300)
+    run = job.start()
+    job.wait_for_done(60)
+    pid = job.pid(role)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(FREEZE_SECONDS)
+    os.kill(pid, signal.SIGCONT)
+    job.finish(run)
+    job.check()
+
+
+def test_a_second_control_does_no_harm(make_job: Make) -> None:
+    job, _ = make_job(rows=400)
+    run = job.start()
+    job.wait_for_done(50)
+    environment = os.environ | {"TOKENMILL_CONFIG": str(job.config)}
+    with (job.output / "logs" / "second.log").open("ab") as log:
+        second = subprocess.Popen(
+            [*TOKENMILL, "control", "-c", str(job.config)], env=environment, stdout=log, stderr=log
+        )
+    job.wait_for_done(150)
+    wait_until("two keepers and two feeders run", lambda: len(job.pids("keeper")) == len(job.pids("feeder")) == 2)
+    os.kill(job.pids("keeper")[0], signal.SIGKILL)
+    job.wait_for_done(250)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENCE_SECONDS) == 0
+    job.finish(run)
+    kept = job.check()
+    assert len(job.written()) == len(kept)
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 5_000, 100_000])
+def test_an_append_only_file_that_was_cut_short_costs_no_record(make_job: Make, cut_bytes: int) -> None:
+    """Redis has forgotten the end of what it knew, as after a power cut; the files have not."""
+    job, _ = make_job(rows=300)
+    run = job.start()
+    job.wait_for_done(120)
+    for role in ("worker", "valkey", "run"):
+        job.signal(role, signal.SIGKILL)
+    run.wait(PATIENCE_SECONDS)
+    job.gone(10)
+    written = job.written()
+    (newest,) = sorted((job.settings.redis_dir / "appendonlydir").glob("*.incr.aof"))[-1:]
+    size = newest.stat().st_size
+    assert size > cut_bytes
+    os.truncate(newest, size - cut_bytes)
+    job.finish(job.start())
+    kept = job.check()
+    assert written <= job.written()
+    # Nothing that stood in the files was made again.
+    assert {(record.index, record.attempt) for record in kept.values()} >= written
