@@ -57,7 +57,8 @@ def feeder(config: Path | None) -> None:
         [
             "--quiet",
             "worker",
-            "--pool=prefork",
+            # One feed needs no process beside this one, which costs 95 MB and a second at each end.
+            "--pool=solo" if settings.control.feeders == 1 else "--pool=prefork",
             f"--queues={PRODUCE_QUEUE}",
             f"--concurrency={settings.control.feeders}",
             f"--hostname=feeder-{os.getpid()}@%h",
