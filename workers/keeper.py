@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _SILENT_MS = 10_000
 # What a keeper that was killed within its tick leaves locked is not kept for so long.
 _LOCK_SECONDS = 10.0
+# Redis stood still, or its clock jumped, if so much of its time has passed between two ticks.
+_GAP_MS = 5_000
 # A sample that lost this many workers is taken for the one that kills them.
 MAX_TRIES = 3
 # Queued samples are looked for in the messages when they were sent so long ago.
@@ -63,6 +65,8 @@ class Keeper:
         self._sender = Sender(app)
         self._ledger = ledger
         self._writer = SegmentWriter(settings.output, "keeper", settings.worker.segment_bytes)
+        self._tick_ms: int | None = None  # of the tick before, by Redis's clock
+        self._lenient_until_ms = 0
         self._rates: dict[str, _Rates] = {}
         self._adopted: set[str] = set()
 
@@ -91,6 +95,7 @@ class Keeper:
     def _slots(self) -> tuple[int, int]:
         """The slots and the number of the workers that live; says that this keeper lives."""
         now_ms = self._ledger.heartbeat("keeper", {"kind": "keeper"})
+        self._notice_a_gap(now_ms)
         limits: list[int] = []
         for name, (seen_ms, facts) in self._ledger.processes().items():
             if now_ms - seen_ms <= _SILENT_MS:
@@ -99,6 +104,17 @@ class Keeper:
             elif now_ms - seen_ms > 60 * _SILENT_MS:
                 self._ledger.heartbeat(name, None)
         return sum(limits), len(limits)
+
+    def _notice_a_gap(self, now_ms: int) -> None:
+        """After a gap in time let the workers renew their leases first: they could not, and lose no try by that."""
+        gap_ms = 0 if self._tick_ms is None else now_ms - self._tick_ms
+        self._tick_ms = now_ms
+        if gap_ms > _GAP_MS:
+            # Workers renew once in a quarter of a lease.
+            self._lenient_until_ms = now_ms + round(500 * self._settings.worker.lease_seconds)
+            log.warning(
+                "Redis, its clock or this keeper leapt by %.0f s; leases may be renewed first", gap_ms / 1000
+            )
 
     def _keep(self, dataset: str, slots: int, workers: int, in_messages: Callable[[], dict[str, set[int]]]) -> bool:
         """One dataset's share of a tick; answers whether it needs rows."""
@@ -131,7 +147,7 @@ class Keeper:
 
     def _take_back(self, dataset: str) -> None:
         """Samples of workers that no longer renew their leases: first count what they had written."""
-        if not self._ledger.lapsed(dataset):
+        if not self._ledger.lapsed(dataset) or (self._tick_ms or 0) < self._lenient_until_ms:
             return
         adopt(self._ledger, self._writer, self._settings.output, dataset)
         back, ended = self._ledger.expire(dataset, max_tries=MAX_TRIES)

@@ -12,6 +12,7 @@ from celery import Celery
 
 from common.broker import Sender, make_celery
 from common.ledger import Claimed, Ledger, Settled
+from common.ledger._keys import keys_of
 from common.rejects import read_rejects
 from common.segments import count
 from common.settings import DatasetSettings, Settings, TokenizerSettings
@@ -214,6 +215,23 @@ def test_lapsed_leases_come_back_and_are_sent_again(ledger: Ledger, keeper: Keep
     assert all(new.attempt > old.attempt for new, old in zip(again, lost, strict=False))
     assert settle(ledger, lost, 10) == [False] * 4
     assert settle(ledger, [*kept, *again], 10) == [True] * 6
+
+
+def test_after_a_leap_of_the_clock_workers_renew_first_and_lose_no_try(ledger: Ledger, keeper: Keeper) -> None:
+    fill(ledger, 2)
+    alive, dead = claim(ledger, 0)[0], claim(ledger, 1, owner="dead@host")[0]
+    assert keeper.tick()
+    assert keeper._tick_ms is not None
+    keeper._tick_ms -= 3_600_000  # the tick before was an hour ago
+    lapse_all(ledger, "A")
+    assert keeper.tick()
+    assert (ledger.snapshot("A").in_flight, ledger.snapshot("A").expired) == (2, 0)
+    assert ledger.renew("A", "w1@host", 3600, [(0, alive.attempt)]) == []
+    keeper._lenient_until_ms = 0  # half a lease later
+    assert keeper.tick()
+    assert (ledger.snapshot("A").in_flight, ledger.snapshot("A").expired) == (1, 1)
+    assert ledger.redis.hgetall(keys_of("A").tries) == {b"1": b"1"}
+    assert settle(ledger, [alive, dead], 10) == [True, True]
 
 
 def test_a_sample_that_lost_three_workers_is_rejected_with_its_line(
