@@ -27,7 +27,7 @@ def snapshot(ledger: Ledger) -> dict[str, Any]:
         "workers": workers,
         "servers": servers,
         "totals": _totals(datasets, workers) | {"failed_attempts": ledger.failed_attempts()},
-        "troubles": troubles + _server_troubles(servers, now_ms / 1000),
+        "troubles": troubles + _server_troubles(servers, now_ms / 1000, at_work=_at_work(workers)),
     }
 
 
@@ -89,8 +89,14 @@ def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[
     return workers, list(servers.values()), troubles
 
 
-def _server_troubles(servers: Sequence[Mapping[str, Any]], now: float) -> list[str]:
-    """What is wrong with servers, and since when; `now` in seconds since the epoch."""
+def _at_work(workers: Sequence[Mapping[str, Any]]) -> bool:
+    return any(worker["seen_seconds_ago"] <= SILENT_SECONDS for worker in workers)
+
+
+def _server_troubles(servers: Sequence[Mapping[str, Any]], now: float, *, at_work: bool) -> list[str]:
+    """What is wrong with servers, and since when; `now` in seconds since the epoch, `at_work` if a worker lives."""
+    if at_work and all(server["state"] == "draining" for server in servers):
+        return ["every server of this job is drained; take one again with `tokenmill servers add URL`"]
     away = [server for server in servers if server["state"] in _AWAY]
     troubles = [f"{s['url']} is {_AWAY[s['state']]} {_since(s['since'], now)}: {s['reason']}" for s in away]
     if away and len(away) == len(servers):

@@ -113,6 +113,11 @@ class Generation:
         if self._bells and self._claiming is None and self._wanted() > 0:
             self._claiming = asyncio.get_running_loop().create_task(self._claim())
 
+    @property
+    def starves(self) -> bool:
+        """Whether it could start more than it is given: no message is at hand, and slots are free."""
+        return not (self._stopped() or self._bells or self._backlog) and len(self._running) < self.limit
+
     def _stopped(self) -> bool:
         """Whether nothing new may start: the worker ends, or its answers cannot be written or counted."""
         return self._closing or bool(self._commits.trouble)

@@ -41,6 +41,18 @@ class FewMessages(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
         held = consumer.pool.limit // _SLOTS_A_MESSAGE
         consumer.initial_prefetch_count = max(_FEWEST_HELD, min(_MOST_HELD, held))  # type: ignore[attr-defined]
+        consumer.pool.reconnect = lambda: _reconnect(consumer)
+
+
+def _reconnect(consumer: Consumer) -> None:
+    """Let Celery connect anew, as it does when its connection breaks; called from any thread."""
+
+    def broken() -> None:
+        raise ConnectionError("messages wait, and this worker gets none")
+
+    hub: Any = consumer.hub  # type: ignore[attr-defined]
+    if hub is not None:
+        hub.call_soon(broken)
 
 
 class AsyncioPool(BasePool):
@@ -48,6 +60,7 @@ class AsyncioPool(BasePool):
 
     task_join_will_block = False
     num_processes = 0
+    reconnect: Callable[[], None] = staticmethod(lambda: None)  # set with Celery's consumer
 
     def on_start(self) -> None:
         """Start the loop's thread, and in it the service (client, ledger, segment writer)."""
@@ -55,7 +68,8 @@ class AsyncioPool(BasePool):
         gc.collect()
         gc.freeze()
         settings = self.app.conf["tokenmill"]
-        self._service = Service(settings, owner=self.options["initargs"][1], limit=self.limit)
+        owner = self.options["initargs"][1]
+        self._service = Service(settings, owner=owner, limit=self.limit, reconnect=self._connect_anew)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="generation", daemon=True)
         self._thread.start()
@@ -63,6 +77,9 @@ class AsyncioPool(BasePool):
         self._asked_to_stop = 0
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         self._wait(asyncio.run_coroutine_threadsafe(self._service.start(), self._loop))
+
+    def _connect_anew(self) -> None:
+        self.reconnect()
 
     def _on_signal(self, **_: Any) -> None:
         """Called by Celery for each TERM and INT: a second one comes from somebody who will not wait for the drain."""

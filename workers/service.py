@@ -4,12 +4,14 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import redis
 
+from common.broker import GENERATE_QUEUE, waiting_messages
 from common.errors import ConfigError, RedisUnavailable, ServerRefused, ServerUnavailable
 from common.ledger import Ledger
 from common.servers import urls_in_use
@@ -34,11 +36,18 @@ _SERVERS_SECONDS = 2.0
 class Service:
     """Owns everything that lives in the generation's loop."""
 
-    def __init__(self, settings: Settings, *, owner: str, limit: int) -> None:
-        """`owner` is the Celery host name, such as `w1@host`; `limit` the answers in flight."""
+    def __init__(
+        self, settings: Settings, *, owner: str, limit: int, reconnect: Callable[[], None] = lambda: None
+    ) -> None:
+        """`owner` is the Celery host name, such as `w1@host`; `limit` the answers in flight.
+
+        `reconnect` lets the consumer of messages connect anew; it is called where messages wait and none comes.
+        """
         self._settings = settings
         self._owner = owner
         self._limit = limit
+        self._reconnect = reconnect
+        self._deaf = Deafness(settings.worker.lease_seconds)
         self._early: deque[Doorbell] = deque()
         self._starting: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -57,7 +66,7 @@ class Service:
                 model = await loop.run_in_executor(None, self._read_model)
                 if model is not None:
                     self._assemble(model)
-                    self._following = loop.create_task(self._follow_servers())
+                    self._following = loop.create_task(self._follow())
                     break
             except (redis.RedisError, RedisUnavailable) as error:
                 log.warning("%s", error)
@@ -119,8 +128,8 @@ class Service:
         refuse(facts)
         refuse_other_model(facts, self._model)
 
-    async def _follow_servers(self) -> None:
-        """Take servers that are added to the running job, and drain those that are taken from it."""
+    async def _follow(self) -> None:
+        """Take servers that are added to the running job, drain those that are taken from it, notice deafness."""
         loop = asyncio.get_running_loop()
         ledger = Ledger.connect(self._settings.redis_url)
         try:
@@ -128,13 +137,26 @@ class Service:
                 try:
                     changes = await loop.run_in_executor(None, ledger.server_changes)
                     self._client.set_urls(urls_in_use(self._settings.server.urls, changes))
+                    await self._notice_deafness(ledger)
                 except redis.RedisError as error:
-                    log.warning("changes of servers wait, Redis does not answer: %s", error)
+                    log.warning("changes of servers are not seen, Redis does not answer: %s", error)
                 except ConfigError as error:  # an API key that cannot be read
                     log.error("a server was not added: %s", error)
                 await asyncio.sleep(_SERVERS_SECONDS)
         finally:
             ledger.close()
+
+    async def _notice_deafness(self, ledger: Ledger) -> None:
+        """A worker that gets none of the messages that wait connects anew, and ends if that does not help."""
+        waiting = await asyncio.get_running_loop().run_in_executor(None, waiting_messages, ledger.redis, GENERATE_QUEUE)
+        starves = waiting > 0 and self._generation is not None and self._generation.starves
+        match self._deaf.told(starves, time.monotonic()):
+            case "reconnect":
+                log.error("%d messages wait and this worker gets none; it connects to Redis anew", waiting)
+                self._reconnect()
+            case "end":
+                log.critical("%d messages wait and this worker still gets none; it ends, to be started again", waiting)
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def ring(self, bell: Doorbell) -> None:
         """Take a message in."""
@@ -165,6 +187,34 @@ class Service:
         await self._client.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._leases.stop)
         self._commits.close()
+
+
+class Deafness:
+    """How long messages have waited that this worker could take and does not get.
+
+    Celery's consumer was seen by others to go on without consuming after it lost its connection (celery#8030, #8091,
+    #10096); such a worker looks well and does nothing.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """It is told to reconnect after `seconds`, and to end after twice as long."""
+        self._seconds = seconds
+        self._since: float | None = None
+        self._reconnected = False
+
+    def told(self, starves: bool, now: float) -> Literal["reconnect", "end"] | None:
+        """What to do; to be asked every few seconds, `now` on the monotonic clock."""
+        if not starves:
+            self._since, self._reconnected = None, False
+            return None
+        self._since = now if self._since is None else self._since
+        if now - self._since >= 2 * self._seconds:
+            self._since = None
+            return "end"
+        if now - self._since >= self._seconds and not self._reconnected:
+            self._reconnected = True
+            return "reconnect"
+        return None
 
 
 def _end_if_failed(starting: asyncio.Task[None]) -> None:

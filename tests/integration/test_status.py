@@ -376,3 +376,9 @@ def test_a_server_is_as_well_as_the_worker_finds_it_that_finds_it_best(ledger: L
     seen = snapshot(ledger)
     assert [(one["state"], one["reason"]) for one in seen["servers"]] == [("down", "refused"), ("half_open", None)]
     assert seen["troubles"][0].startswith("no server can be used since ")
+
+
+def test_a_job_whose_servers_are_all_drained_says_so(ledger: Ledger) -> None:
+    say(ledger, "w1@host", worker(8, 1, server("http://a:1", "draining", 1)))
+    (trouble,) = snapshot(ledger)["troubles"]
+    assert trouble.startswith("every server of this job is drained")

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
 
 import msgspec
 
-from common.errors import ServerRefused, ServerUnavailable
+from common.errors import ConfigError, ServerRefused, ServerUnavailable
 from workers.sglang.answer import BadAnswer, Says
 
 log = logging.getLogger(__name__)
@@ -123,8 +123,11 @@ class Servers:
 
     # Which to take
 
-    async def pick(self) -> Server:
+    async def pick(self, failed_on: Collection[Server] = ()) -> Server:
         """The server with the fewest calls in flight; waits while there is none.
+
+        Those in `failed_on` are taken last: one that loses its calls at once has the fewest in flight, and would get
+        them again and again.
 
         Raises BadAnswer once stopped, and if no server can be used for this run.
         """
@@ -133,7 +136,7 @@ class Servers:
             now = time.monotonic()
             usable = [server for server in self._servers if _usable(server)]
             if usable:
-                server = min(usable, key=lambda one: (one.shunned_until > now, one.in_flight))
+                server = min(usable, key=lambda one: (one.shunned_until > now, one in failed_on, one.in_flight))
                 if server.state == "half_open":
                     self._begin_trial(server)
                 return server
@@ -298,7 +301,7 @@ class Servers:
             await self._inspect(server)
         except ServerRefused as error:
             self._mark(server, "unfit", str(error))
-        except ServerUnavailable as error:
+        except (ServerUnavailable, ConfigError) as error:  # ConfigError: its API key cannot be read
             self._mark(server, "down", str(error))
         else:
             return Health.WELL
