@@ -23,5 +23,6 @@ json_option: Decorator = click.option(
 accept_option: Decorator = click.option(
     "--accept-changes",
     is_flag=True,
-    help="Go on although the model, tokenizer or sampling is not what the output was begun with; run.json keeps both.",
+    help="Go on although the model, tokenizer or sampling is not what the output was begun with (run.json keeps both), "
+    "or a source file was replaced (what is answered is kept by its index, all other rows are read from the new file).",
 )

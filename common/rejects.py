@@ -90,7 +90,7 @@ def read_rejects(output: Path, dataset: str) -> Rejects:
         return read
     for line in lines(read.path):
         if line.torn:
-            read.faults.append(line.fault(f"torn last line of {len(line.text)} bytes"))
+            read.faults.append(line.torn_fault())
             continue
         try:
             row = _decode(line.text)

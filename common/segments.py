@@ -65,9 +65,19 @@ class Line:
         """Whether this is a last line without its newline."""
         return not self.text.endswith(b"\n")
 
+    @property
+    def nul_bytes(self) -> int:
+        """How many NUL bytes it begins with: a power cut leaves them where a file had grown and its data was lost."""
+        return len(self.text) - len(self.text.lstrip(b"\0"))
+
     def fault(self, reason: str) -> Fault:
         """What is wrong with the line, and where it stands."""
         return Fault(self.path, self.number, self.offset, self.end, reason, self.torn)
+
+    def torn_fault(self) -> Fault:
+        """The fault of a last line without its newline."""
+        nul = f", which begins with {self.nul_bytes:,} NUL bytes, as a power cut leaves them" if self.nul_bytes else ""
+        return self.fault(f"torn last line of {len(self.text)} bytes{nul}")
 
 
 def segment_paths(output: Path, dataset: str) -> list[Path]:
@@ -94,11 +104,12 @@ def scan(path: Path, dataset: str, start: int = 0) -> Iterator[Entry | Fault]:
 def read(line: Line, dataset: str) -> Entry | Fault:
     """What the books see in a line; the ids of a record are skipped over, not looked at."""
     if line.torn:
-        return line.fault(f"torn last line of {len(line.text)} bytes")
+        return line.torn_fault()
     try:
         what = decode_void(line.text).void if line.text.startswith(VOID_PREFIX) else decode_head(line.text)
     except NOT_JSON as error:
-        return line.fault(f"not a record: {error}")
+        nul = f"it begins with {line.nul_bytes:,} NUL bytes, as a power cut leaves them"
+        return line.fault(f"not a record: {nul if line.nul_bytes else error}")
     if isinstance(what, Head) and what.dataset != dataset:
         return line.fault(f"a record of dataset {what.dataset!r}")
     return Entry(line.path, line.number, line.offset, line.end, what)

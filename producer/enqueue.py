@@ -11,7 +11,7 @@ from celery import Celery
 
 from common.broker import CONTROL_QUEUE, KEEP
 from common.chat_template import Tokenizer
-from common.durable import sync_folder, write_all
+from common.durable import make_folder, replace_file
 from common.errors import ConfigError, DataError, ServerRefused, ServerUnavailable, UsageError
 from common.ledger import Ledger
 from common.segments import segment_paths
@@ -153,17 +153,10 @@ def write_run_file(output: Path, facts: Mapping[str, Any]) -> None:
 
     Replaced whole, so that it is never half a file.
     """
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     before = read_run_file(output)
     earlier = before.pop("earlier", []) if before else []
     if before and any(before.get(name) != facts[name] for name in _SAME):
         earlier = [*earlier, before]
-    temporary = output / f".run.json.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(descriptor, msgspec.json.format(msgspec.json.encode({**facts, "earlier": earlier}), indent=2) + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(output / "run.json")
-    sync_folder(output)
+    text = msgspec.json.format(msgspec.json.encode({**facts, "earlier": earlier}), indent=2)
+    replace_file(output / "run.json", [text, b"\n"])

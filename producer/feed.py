@@ -20,13 +20,14 @@ from redis.lock import Lock
 
 from common.broker import Sender
 from common.chat_template import Tokenizer
-from common.errors import TokenizerUnavailable
+from common.errors import DataError, TokenizerUnavailable
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.payload import Packer
 from common.rejects import Reject, append_rejects
 from common.settings import DatasetSettings, Settings
 from producer.datasets.jsonl import Cursor, Row, read_rows
 from producer.datasets.rows import BadRow, Prompt, convert
+from producer.sources import Source, keep_source, look, read_source
 
 log = logging.getLogger(__name__)
 # Rows that are rendered and encoded together. A long row's ids take some ten times its bytes while they are made.
@@ -75,13 +76,13 @@ class Feeder:
             return 0
         try:
             return self._feed(dataset, lock)
-        except (_SourceUnreadable, TokenizerUnavailable) as error:
+        except (_SourceUnreadable, TokenizerUnavailable, DataError) as error:
             log.error("%s: %s", dataset, error)
             self._ledger.transition(dataset, "failed", OPEN_STATES, str(error))
             return 0
         except OSError as error:
             # The cursor has not moved, so the next feed finds the same rows.
-            log.error("%s: its rejects cannot be written, trying again: %s", dataset, error)
+            log.error("%s: its files cannot be written, trying again: %s", dataset, error)
             return 0
         finally:
             with contextlib.suppress(LockError):  # ran out: the cursor guards what the lock no longer does
@@ -114,11 +115,13 @@ class Feeder:
         spec = msgspec.convert(state.spec, dict)
         dataset = DatasetSettings(**spec)
         cursor = Cursor.parse(state.cursor)
-        taken, ended = _take(dataset.path, cursor, rows)
+        known = read_source(self._settings.output, state.name)
+        taken, ended, seen = _take(dataset.path, cursor, rows, known)
         after = taken[-1].after if taken else cursor
         assert self._tokenizer is not None
         done = self._ledger.done_among(state.name, cursor.index, after.index - cursor.index)
         chunk = prepare([row for row in taken if row.index not in done], dataset, self._tokenizer, limits, self._packer)
+        keep_source(self._settings.output, state.name, seen, known)  # before any of its rows can have a record
         if chunk.rejects:
             append_rejects(self._settings.output, state.name, chunk.rejects)
         queued = self._ledger.feed(
@@ -134,21 +137,27 @@ class Feeder:
         return queued
 
 
-def _take(path: Path, cursor: Cursor, rows: int) -> tuple[list[Row], bool]:
-    """The next `rows` rows, or fewer where they are long; and whether the source ends with them."""
+def _take(path: Path, cursor: Cursor, rows: int, known: Source | None) -> tuple[list[Row], bool, Source]:
+    """The next `rows` rows, or fewer where they are long; whether the source ends with them; what was read by then."""
     taken: list[Row] = []
-    size = 0
+    size, ended = 0, True
     try:
+        if known and (change := known.change(path)):
+            raise _SourceUnreadable(
+                f"its source {path} was replaced after it was read: {change}; put the earlier file back and start it "
+                "again, or stop everything and go on with --accept-changes"
+            )
         for row in read_rows(path, cursor):
             taken.append(row)
             size += len(row.line)
             if len(taken) == rows or size >= _CHUNK_BYTES:
-                return taken, False
+                ended = False
+                break
+        return taken, ended, look(path, taken[-1].after if taken else cursor)
     except OSError as error:
         raise _SourceUnreadable(
             f"its source {path} cannot be read: {error.strerror or error}; correct that and start it again"
         ) from error
-    return taken, True
 
 
 def prepare(

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from common.broker import forget_messages, make_celery
+from common.durable import make_folder
 from common.errors import UsageError
 from common.ledger import ENDED_STATES, Ledger
 from common.settings import DatasetSettings, Settings
@@ -23,6 +24,7 @@ from producer.children import Child, stop_all
 from producer.embedded import EmbeddedRedis, owned
 from producer.enqueue import ask_for_a_tick, register
 from producer.recover import Recovered, live_processes
+from producer.sources import follow_sources
 from producer.status import snapshot
 
 log = logging.getLogger(__name__)
@@ -49,13 +51,15 @@ def run(
 
     Everything was checked before: nothing is written for a job that cannot run.
     """
-    settings.output.mkdir(parents=True, exist_ok=True)
+    make_folder(settings.output)
     with _signals(), _server(settings) as server:
         ledger = Ledger.connect(settings.redis_url)
         if server is None:
             _refuse_a_second_run(ledger, settings)
         else:
             forget_messages(ledger.redis)  # of an earlier run, whose processes have ended with it
+        for note in follow_sources(settings, ledger, datasets):
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         states, recovered = register(settings, ledger, datasets, facts)
         for name, state in states.items():
             console.print(f"{name}: {_said(name, state, recovered)}", highlight=False)

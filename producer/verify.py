@@ -1,7 +1,11 @@
-"""Checks every byte that a run has written, and names each fault by file, line and byte. Changes nothing."""
+"""Checks every byte that a run has written, and names each fault by file, line and byte.
+
+Changes nothing; what producer/repair.py takes out are exactly the lines that are named here.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -9,7 +13,7 @@ import redis
 
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.records import VOID_PREFIX, Head, Record, decode_record
-from common.rejects import read_rejects
+from common.rejects import Rejects, read_rejects
 from common.segments import NOT_JSON, Counted, Entry, Fault, Line, count, lines, read
 from producer.recover import live_processes
 
@@ -54,10 +58,23 @@ class Difference(msgspec.Struct, frozen=True):
     ledger: int
 
 
+class Repair(msgspec.Struct, frozen=True):
+    """What was taken out of one file, which is kept as it was under the name `kept`, in the same folder."""
+
+    path: str
+    kept: str
+    bytes: int
+    lines: list[Finding]
+
+
 class Report(msgspec.Struct, kw_only=True):
-    """All that a verification found. `notes` are no faults; `differences` stays empty where no ledger was compared."""
+    """All that a verification found. `notes` are no faults; `differences` stays empty where no ledger was compared.
+
+    `repairs` is what was mended before it.
+    """
 
     ledger_compared: bool
+    repairs: list[Repair] = []
     datasets: list[Books] = []
     faults: list[Finding] = []
     differences: list[Difference] = []
@@ -89,21 +106,36 @@ def _comparing(report: Report) -> Iterator[None]:
         report.notes.append(f"Redis failed, so a ledger was not compared: {error}")
 
 
-def _check_files(output: Path, dataset: str, report: Report) -> tuple[Counted, Books]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One dataset's files, read whole: its books, its rejects, and every fault, torn last lines among them."""
+
+    counted: Counted
+    rejects: Rejects
+    faults: list[Fault]
+
+
+def check(output: Path, dataset: str) -> Checked:
+    """Read all files of `dataset`. Raises OSError."""
     checker = _Checker()
     counted = count(output, dataset, checker.scan)
     rejects = read_rejects(output, dataset)
-    for fault in (*counted.faults, *checker.voids_without_record(), *rejects.faults):
+    return Checked(counted, rejects, [*counted.faults, *checker.voids_without_record(), *rejects.faults])
+
+
+def _check_files(output: Path, dataset: str, report: Report) -> tuple[Counted, Books]:
+    checked = check(output, dataset)
+    for fault in checked.faults:
         if fault.torn:
             # Nothing was settled from it; in a running worker's segment it is a write in progress.
             place = f"{fault.path}:{fault.line} (byte {fault.offset})"
             report.notes.append(f"{place}: {fault.reason}, in the middle of its writing; it is not counted")
         else:
             report.faults.append(Finding(str(fault.path), fault.line, fault.offset, fault.reason))
-    both = len(rejects.rows.keys() & counted.entries.keys())
+    both = len(checked.rejects.rows.keys() & checked.counted.entries.keys())
     if both:
         report.notes.append(f"{dataset}: {both:,} samples have a reject and a record; the record counts")
-    return counted, _books(dataset, counted, len(rejects.rows) - both)
+    return checked.counted, _books(dataset, checked.counted, len(checked.rejects.rows) - both)
 
 
 def _books(dataset: str, counted: Counted, rejects: int) -> Books:
@@ -162,7 +194,8 @@ class _Checker:
     """Reads one dataset's segments whole, ids included; hands the books every record that a recovery would count."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[int, int]] = set()
+        self._whole: set[tuple[int, int]] = set()  # (index, attempt) of records without a fault
+        self._faulty: set[tuple[int, int]] = set()  # the same of others, as far as they can be read
         self._voids: list[Entry] = []
 
     def scan(self, path: Path, dataset: str) -> Iterator[Entry | Fault]:
@@ -172,16 +205,18 @@ class _Checker:
                 item = read(line, dataset)
                 yield item
                 if isinstance(item, Entry):
+                    # A second void of one record is no fault: its worker and the keeper may both have written it.
                     self._voids.append(item)
             else:
                 yield from self._record(line, dataset)
 
     def voids_without_record(self) -> Iterator[Fault]:
-        """After all segments: the voids that take nothing back."""
+        """After all segments: the voids that take nothing back, or a record that is itself at fault."""
         for entry in self._voids:
             index, attempt = entry.what.index, entry.what.attempt
-            if (index, attempt) not in self._seen:
-                reason = f"void without a record of index {index}, attempt {attempt}"
+            if (index, attempt) not in self._whole:
+                kind = "whose record is at fault" if (index, attempt) in self._faulty else "without a record"
+                reason = f"void {kind}: index {index}, attempt {attempt}"
                 yield Fault(entry.path, entry.line, entry.offset, entry.end, reason)
 
     def _record(self, line: Line, dataset: str) -> Iterator[Entry | Fault]:
@@ -190,7 +225,7 @@ class _Checker:
         except NOT_JSON as error:
             item = read(line, dataset)
             if isinstance(item, Entry):
-                self._seen.add((item.what.index, item.what.attempt))
+                self._faulty.add((item.what.index, item.what.attempt))
                 yield line.fault(f"not a whole record: {error}")
             yield item
             return
@@ -198,12 +233,14 @@ class _Checker:
             yield line.fault(f"a record of dataset {record.dataset!r}")
             return
         yield Entry(line.path, line.number, line.offset, line.end, _head(record))
-        for reason in _wrong(record):
-            yield line.fault(reason)
         key = record.index, record.attempt
-        if key in self._seen:
-            yield line.fault(f"index {record.index}, attempt {record.attempt} a second time")
-        self._seen.add(key)
+        wrong = list(_wrong(record))
+        # Of two equal records the first stays; one that is at fault does not make the whole one behind it a second.
+        if key in self._whole:
+            wrong.append(f"index {record.index}, attempt {record.attempt} a second time")
+        for reason in wrong:
+            yield line.fault(reason)
+        (self._faulty if wrong else self._whole).add(key)
 
 
 def _head(record: Record) -> Head:

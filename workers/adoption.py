@@ -2,15 +2,21 @@
 
 The ledger knows of each segment up to which byte it is settled. What lies beyond was written by a worker that died
 between its fsync and its settle call, or is alive and about to settle; a settle is idempotent, so both are safe to do.
+What a worker is writing at this moment is not durable and may be taken back: a segment that it has locked is left for
+the next time (workers/segment_writer.py).
 """
 
+import logging
 import os
 from pathlib import Path
 
+from common.durable import try_lock
 from common.ledger import Ledger, Settled
 from common.records import Head, Void, Voided, encode_line
 from common.segments import Entry, Fault, scan, segment_paths
 from workers.segment_writer import SegmentWriter
+
+log = logging.getLogger(__name__)
 
 
 def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> int:
@@ -24,15 +30,21 @@ def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> 
         name = f"{dataset}/{path.name}"
         start = committed.get(name, 0)
         try:
-            size = path.stat().st_size
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # it held nothing: its writer, whose disk is full, took it back
-        if size > start:
-            counted += _adopt_tail(ledger, writer, path, dataset, name, start)
+        try:
+            longer = os.fstat(descriptor).st_size > start
+            # One that its writer has taken back while it was opened has no name any more.
+            if longer and try_lock(descriptor, shared=True) and os.fstat(descriptor).st_nlink > 0:
+                counted += _adopt_tail(ledger, writer, path, dataset, start, descriptor)
+        finally:
+            os.close(descriptor)
     return counted
 
 
-def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str, name: str, start: int) -> int:
+def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str, start: int, descriptor: int) -> int:
+    name = f"{dataset}/{path.name}"
     heads: dict[tuple[int, int], Head] = {}
     end = start
     for item in scan(path, dataset, start):
@@ -43,7 +55,12 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
         _note(item, heads)
     if end == start:
         return 0
-    _sync(path)
+    try:
+        os.fsync(descriptor)  # durable before counted, whoever counts
+    except OSError as error:
+        # The next sync would say "ok" of pages that never reached the disk. Readers take the copies for one record.
+        log.error("%s cannot be forced to disk (%s); its lines from byte %d on are written again", path, error, start)
+        writer.append(dataset, [os.pread(descriptor, end - start, start)])
     records = [
         Settled(h.index, h.attempt, h.prompt_tokens, h.completion_tokens, h.cached_tokens, h.flags)
         for h in heads.values()
@@ -67,12 +84,3 @@ def _note(item: Entry, heads: dict[tuple[int, int], Head]) -> None:
         heads.pop((what.index, what.attempt), None)
     else:
         heads[what.index, what.attempt] = what
-
-
-def _sync(path: Path) -> None:
-    """Durable before counted, whoever counts."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,35 +14,53 @@ if TYPE_CHECKING:
     from common.ledger import Ledger
     from common.settings import Settings
     from producer.recover import Recovered
+    from producer.repair import Repaired
     from producer.verify import Report
 
 
 @click.command("verify", context_settings=HELP, short_help="Check the files of a run, and the ledger against them.")
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@click.option(
+    "--repair",
+    "mend",
+    is_flag=True,
+    help="Take the lines that are at fault out of the files first; needs Redis, and that no worker or control runs.",
+)
 @config_option
 @json_option
-def verify(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
-    """Check every byte that a run has written. Changes nothing, and may run beside the run.
+def verify(datasets: Sequence[str], config: Path | None, mend: bool, as_json: bool) -> None:
+    """Check every byte that a run has written. Changes nothing unless told to, and may run beside the run.
 
     Reads all segments and rejects of the DATASETs (by default all), prints what they hold, and names each fault by
     file, line and byte. Where Redis can be reached, the ledger's sums are compared with the files.
 
     Ends with 0 if all is well, with 3 if there are faults. Lines that are no record are skipped by every reader. If
     only the ledger is wrong, `tokenmill recover` builds it anew. A torn last line is no fault: it was never counted.
+
+    With --repair each file that has such lines is written anew without them, torn ones included, and kept as it was as
+    FILE.before-repair-N; every other line stays as it is. The ledger is then counted anew from the files, so that
+    `tokenmill run` makes the samples of those lines again.
     """
     from common.settings import load_settings
-    from producer.verify import verify as verify_files
 
     settings = load_settings(config)
     chosen = _chosen(settings, datasets)
-    with _ledger_if_reachable(settings) as ledger, _file_errors(settings.output):
-        report = verify_files(settings.output, chosen, ledger)
+    repaired: list[Repaired] = []
+    if mend:
+        report, repaired = _repair(settings, chosen)
+    else:
+        from producer.verify import verify as verify_files
+
+        with _ledger_if_reachable(settings) as ledger, _file_errors(settings.output):
+            report = verify_files(settings.output, chosen, ledger)
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:
         _print_report(report)
+    for one in repaired:
+        click.echo(_what_follows(one, f" -c {config}" if config else ""), err=True)
     if report.faults or report.differences:
         cure = "; `tokenmill recover` builds the ledger anew from the files" if report.differences else ""
         raise DataError(
@@ -50,7 +68,41 @@ def verify(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
         )
 
 
+def _repair(settings: "Settings", chosen: Sequence[str]) -> "tuple[Report, list[Repaired]]":
+    """Repair the files, then verify them; with the embedded Redis held, so that no run begins in between."""
+    from common.ledger import Ledger
+    from producer.embedded import owned
+    from producer.repair import repair
+    from producer.verify import verify
+
+    with owned(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
+        ledger = Ledger.connect(settings.redis_url)
+        try:
+            repaired = repair(settings, ledger, chosen)
+            report = verify(settings.output, chosen, ledger)
+        finally:
+            ledger.close()
+    report.repairs = [file for one in repaired for file in one.files]
+    return report, repaired
+
+
+def _what_follows(done: "Repaired", config: str) -> str:
+    if done.recounted:
+        return (
+            f"{done.name}: its ledger was counted anew from the files, as `tokenmill recover` does; "
+            f"`tokenmill run{config}` makes the samples of those lines again"
+        )
+    return (
+        f"{done.name}: it is not configured any more, so its ledger was left alone; to make the samples of those lines "
+        f"again, add it to [[datasets]], then `tokenmill recover{config}` and `tokenmill run{config}`"
+    )
+
+
 def _print_report(report: "Report") -> None:
+    for file in report.repairs:
+        click.echo(f"{file.path}: {len(file.lines):,} lines ({file.bytes:,} bytes) taken out; as it was: {file.kept}")
+        for line in file.lines:
+            click.echo(f"  line {line.line} (byte {line.byte}): {line.reason}")
     for books in report.datasets:
         click.echo(
             f"{books.name}: {books.samples:,} samples, {books.total_tokens:,} tokens "

@@ -28,11 +28,14 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     from producer.cli.main import load
     from producer.enqueue import ask_for_a_tick, choose, model_facts, refuse_changes, register
     from producer.run import exit_code, restore_books, stderr_console, watch
+    from producer.sources import follow_sources, refuse_replaced
 
     settings = load_settings(config)
     chosen = choose(settings, datasets, cap)
     if settings.embedded:
         raise UsageError('enqueue needs a shared Redis; with redis = "embedded" use `tokenmill run`')
+    if not accept_changes:
+        refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
     servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
     for sentence in warnings:
@@ -40,6 +43,8 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     facts = model_facts(settings, servers)
     if not accept_changes:
         refuse_changes(settings.output, facts)
+    for note in follow_sources(settings, ledger, chosen):
+        click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)
     for done in recovered:
         click.echo(

@@ -77,9 +77,12 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> i
     from producer.enqueue import choose, model_facts, refuse_changes
     from producer.run import exit_code
     from producer.run import run as run_job
+    from producer.sources import refuse_replaced
 
     settings = load_settings(config)
     datasets = choose(settings, [])
+    if not accept_changes:
+        refuse_replaced(settings.output, datasets)
     if not settings.embedded:
         Ledger.connect(settings.redis_url).close()
     servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)

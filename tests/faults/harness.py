@@ -89,6 +89,11 @@ class Simulator:
     def lives(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def tell(self, path: str, **body: Any) -> None:
+        """Steer it: `tell("/pause_generation", mode="in_place")`."""
+        with urlopen(f"{self.url}{path}", data=msgspec.json.encode(body), timeout=10) as response:
+            assert response.status == 200
+
     def at_work(self) -> int:
         """The requests that run or wait at the server."""
         with urlopen(f"{self.url}/v1/loads", timeout=10) as response:

@@ -5,20 +5,16 @@ takes much memory.
 """
 
 import asyncio
-import contextlib
-import gzip
 import re
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 import pytest
 
 from common.errors import ServerRefused, ServerUnavailable
+from tests.integration import raw_servers as raw
+from tests.integration.raw_servers import MB, Asked, Handler, answer, body, listening, well
+from tests.integration.worker_steps import until
 from workers.sglang.answer import MOST_DETAIL_CHARACTERS, Acceptance, Answer, BadAnswer
 from workers.sglang.client import SGLangClient
 from workers.sglang.http import AiohttpHttp
@@ -27,188 +23,36 @@ from workers.sglang.servers import Pauses
 from workers.sglang.watch import Patience
 
 KEY = "sesame"
-MB = 1 << 20
 # What a test may take at most: the limit of an answer to 64 tokens is 1 MB.
 MOST_MEMORY = 24 * MB
 PAUSES = Pauses(first_seconds=0.001, longest_seconds=0.004, trial_seconds=0.02)
 PATIENCE = Patience(
     least_seconds=0.05, quiet_seconds=0.03, look_seconds=0.01, alive_seconds=0.02, assumed_tokens_per_second=1e6
 )
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-
-
-@dataclass
-class Asked:
-    """One request as it came, and where to answer."""
-
-    path: str
-    rid: str
-    writer: asyncio.StreamWriter
-
-    async def say(self, *parts: bytes) -> None:
-        for part in parts:
-            self.writer.write(part)
-            await self.writer.drain()
-
-    async def forever(self, part: bytes, seconds: float = 0.0) -> None:
-        """Say it again and again, until the caller has gone."""
-        while True:
-            await self.say(part)
-            await asyncio.sleep(seconds)
-
-
-Handler = Callable[[Asked], Awaitable[None]]
-
-
-@asynccontextmanager
-async def listening(handle: Handler) -> AsyncIterator[str]:
-    """The address of a server that reads a request, and leaves all that it says to `handle`; then it hangs up."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
-            body = await reader.readexactly(int(length[1])) if length else b"{}"
-            await handle(Asked(head.split()[1], msgspec.json.decode(body).get("rid", ""), writer))
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-def body(content: bytes, headers: bytes = b"") -> bytes:
-    return HEAD + headers + b"content-length: %d\r\n\r\n" % len(content) + content
-
-
-def answer(asked: Asked, **changes: Any) -> bytes:
-    meta = {
-        "id": asked.rid,
-        "finish_reason": {"type": "stop", "matched": 2},
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "weight_version": "default",
-    }
-    return msgspec.json.encode({"text": "", "output_ids": [5, 2], "meta_info": meta} | changes)
-
-
-# What is played
-
-
-async def garbage(asked: Asked) -> None:
-    await asked.say(b"SSH-2.0-OpenSSH_9.6\x1b[31m\x07\r\n" * 3)
-
-
-async def a_head_of_one_endless_line(asked: Asked) -> None:
-    await asked.say(HEAD + b"x: ")
-    await asked.forever(b"y" * 65536)
-
-
-async def a_head_of_endless_lines(asked: Asked) -> None:
-    await asked.say(HEAD)
-    await asked.forever(b"x: y\r\n" * 4096)
-
-
-async def a_head_that_stops(asked: Asked) -> None:
-    await asked.say(HEAD)
-    await asyncio.Event().wait()
-
-
-async def nothing_at_all(asked: Asked) -> None:
-    await asyncio.Event().wait()
-
-
-async def a_slow_body(asked: Asked) -> None:
-    await asked.say(HEAD + b"content-length: 100000\r\n\r\n{")
-    await asked.forever(b" ", 0.005)
-
-
-async def endless_chunks(asked: Asked) -> None:
-    await asked.say(HEAD + b'transfer-encoding: chunked\r\n\r\n1\r\n"\r\n')
-    await asked.forever(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-
-
-async def a_last_chunk_that_never_comes(asked: Asked) -> None:
-    good = answer(asked)
-    await asked.say(HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(good), good))
-    await asyncio.Event().wait()
-
-
-async def a_chunk_of_no_size(asked: Asked) -> None:
-    await asked.say(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n")
-
-
-async def a_gzip_bomb(asked: Asked) -> None:
-    await asked.say(body(BOMB, b"content-encoding: gzip\r\n"))
-
-
-async def a_page(asked: Asked) -> None:
-    page = b"<!DOCTYPE html>\n<html>\x1b[2J<body>It works!</body></html>\n"
-    await asked.say(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\n\r\n" % len(page) + page)
-
-
-async def a_redirect_to_itself(asked: Asked) -> None:
-    await asked.say(
-        b"HTTP/1.1 307 Temporary Redirect\r\nlocation: %b\r\ncontent-length: 0\r\n\r\n" % asked.path.encode()
-    )
-
-
-async def one_continue(asked: Asked) -> None:
-    await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
-    await asyncio.Event().wait()
-
-
-async def endless_continues(asked: Asked) -> None:
-    await asked.forever(b"HTTP/1.1 100 Continue\r\n\r\n" * 16)
-
-
-async def a_body_that_is_too_short(asked: Asked) -> None:
-    await asked.say(body(answer(asked))[:-10])
-
-
-async def deep_arrays(asked: Asked) -> None:
-    await asked.say(body(b"[" * 500_000))
-
-
-async def deep_arrays_within_an_answer(asked: Asked) -> None:
-    deep = b"[" * 100_000 + b"]" * 100_000
-    await asked.say(body(b'{"loads":%b,"version":%b,%b' % (deep, deep, answer(asked)[1:])))
-
-
-async def a_long_string(asked: Asked) -> None:
-    await asked.say(HEAD + b"content-length: %d\r\n\r\n" % (100 * MB + 13) + b'{"version": "')
-    for _ in range(1600):
-        await asked.say(b"x" * 65536)
-    await asked.say(b'"}')
-
-
-async def a_status_that_is_none(asked: Asked) -> None:
-    await asked.say(b"HTTP/1.1 999 \x1b[31mBeyond\r\ncontent-length: 3\r\n\r\n\x00\x07\xff")
-
-
-BOMB = gzip.compress(bytes(200 * MB))
-
-REASONS = {
-    garbage: "not_an_answer",
-    a_head_of_one_endless_line: "not_an_answer",
-    a_head_of_endless_lines: "not_an_answer",
-    a_head_that_stops: "timeout",
-    nothing_at_all: "timeout",
-    a_slow_body: "timeout",
-    endless_chunks: "answer_too_large",
-    a_last_chunk_that_never_comes: "timeout",
-    a_chunk_of_no_size: "connection_lost",
-    a_gzip_bomb: "not_json",
-    a_page: "not_json",
-    a_redirect_to_itself: "not_sglang",
-    one_continue: "timeout",
-    endless_continues: "timeout",
-    a_body_that_is_too_short: "connection_lost",
-    deep_arrays: "not_an_answer",
-    deep_arrays_within_an_answer: "not_json",
-    a_long_string: "answer_too_large",
-    a_status_that_is_none: "server_error",
+REASONS: dict[Handler, str] = {
+    raw.garbage: "not_an_answer",
+    raw.a_head_of_one_endless_line: "not_an_answer",
+    raw.a_head_of_endless_lines: "not_an_answer",
+    raw.a_head_that_stops: "timeout",
+    raw.nothing_at_all: "timeout",
+    raw.a_slow_body: "timeout",
+    raw.endless_chunks: "answer_too_large",
+    raw.a_last_chunk_that_never_comes: "timeout",
+    raw.a_chunk_of_no_size: "not_an_answer",
+    raw.a_gzip_bomb: "not_json",
+    raw.a_page: "not_json",
+    raw.a_redirect_to_itself: "not_sglang",
+    raw.one_continue: "timeout",
+    raw.endless_continues: "timeout",
+    raw.a_body_that_is_too_short: "connection_lost",
+    raw.deep_arrays: "not_an_answer",
+    raw.deep_arrays_within_an_answer: "not_json",
+    raw.a_long_string: "answer_too_large",
+    raw.a_status_that_is_none: "server_error",
 }
+
+SILENT = [handle for handle, reason in REASONS.items() if reason == "timeout"]
+SPEAKING = [handle for handle in REASONS if handle not in SILENT]
 
 
 def client_of(*urls: str) -> SGLangClient:
@@ -239,7 +83,7 @@ async def call(*urls: str) -> tuple[Answer | BadAnswer, SGLangClient]:
 @pytest.mark.parametrize("handle", REASONS, ids=lambda handle: handle.__name__)
 def test_the_client_ends_with_a_reason(handle: Handler) -> None:
     async def test() -> tuple[Answer | BadAnswer, SGLangClient]:
-        async with listening(handle) as url:
+        async with listening(handle, elsewhere=well) as url:
             tracemalloc.start()
             try:
                 return await call(url)
@@ -264,13 +108,57 @@ def test_another_server_answers_in_its_place(handle: Handler) -> None:
         await asked.say(body(answer(asked)))
 
     async def test() -> tuple[Answer | BadAnswer, SGLangClient]:
-        async with listening(handle) as bad, listening(good) as url:
+        async with listening(handle, elsewhere=well) as bad, listening(good) as url:
             return await call(bad, url)
 
     found, client = asyncio.run(test())
     assert isinstance(found, Answer)
     assert found.output_ids == [5, 2]
     assert client.failed_attempts.keys() <= {REASONS[handle]}
+
+
+@pytest.mark.parametrize("elsewhere", SPEAKING, ids=lambda handle: handle.__name__)
+def test_calls_are_looked_after_whatever_else_the_server_says(elsewhere: Handler) -> None:
+    """Asked for its load, its state and its health, in the middle of a call that it does not answer."""
+
+    async def test() -> SGLangClient:
+        async with listening(raw.nothing_at_all, elsewhere=elsewhere) as url:
+            client = client_of(url)
+            call = asyncio.create_task(client.generate(b"[10,20,30]", prompt_tokens=3))
+            try:
+                await until("it is given up", lambda: client.failed_attempts.total() > 0)
+                await client.abort_all()
+                with pytest.raises(BadAnswer):
+                    await call
+            finally:
+                await client.aclose()
+            return client
+
+    assert asyncio.run(test()).failed_attempts.keys() <= {"timeout", "stalled"}
+
+
+def test_a_server_that_is_silent_on_all_its_routes_is_waited_for() -> None:
+    """Its samples lose no more tries once it is down; all servers at once, as an abort takes up to 5 s."""
+
+    async def ask(handle: Handler) -> None:
+        async with listening(handle) as url:
+            client = client_of(url)
+            call = asyncio.create_task(client.generate(b"[10,20,30]", prompt_tokens=3))
+            await until("it is down", lambda: client.servers()[0].state == "down")
+            assert not call.done()
+            [state] = client.servers()
+            assert state.reason is not None
+            assert re.fullmatch(rf"{url} (gave no answer within|has answered nothing for) .*", state.reason)
+            assert sum(client.failed_attempts.values()) <= 3
+            await client.abort_all()
+            with pytest.raises(BadAnswer, match="draining"):
+                await call
+            await client.aclose()
+
+    async def test() -> None:
+        await asyncio.wait_for(asyncio.gather(*(ask(handle) for handle in SILENT)), 40)
+
+    asyncio.run(test())
 
 
 def test_a_good_answer_under_a_wrong_name_is_taken() -> None:
@@ -290,21 +178,25 @@ def test_a_good_answer_under_a_wrong_name_is_taken() -> None:
     assert client.failed_attempts == {}
 
 
-def test_a_server_that_hangs_up_after_each_answer_costs_no_attempt() -> None:
-    """Although it does not say that it will: an idle connection that is closed is not used again."""
+def test_a_server_that_hangs_up_after_each_answer_costs_no_sample() -> None:
+    """It does not say that it will, so that the next call may be on its way when it does."""
 
     async def handle(asked: Asked) -> None:
         await asked.say(body(answer(asked)))
 
     async def test() -> SGLangClient:
-        async with listening(handle) as url:
+        async with listening(handle, elsewhere=well) as url:
             client = client_of(url)
-            for _ in range(50):
-                await client.generate(b"[10,20,30]", prompt_tokens=3)
+
+            async def calls() -> None:
+                for _ in range(50):
+                    await client.generate(b"[10,20,30]", prompt_tokens=3)
+
+            await asyncio.gather(*(calls() for _ in range(4)))
             await client.aclose()
             return client
 
-    assert asyncio.run(test()).failed_attempts == {}
+    assert asyncio.run(test()).failed_attempts.keys() <= {"connection_lost"}
 
 
 # The preflight
@@ -329,10 +221,6 @@ async def preflight(url: str) -> BaseException | None:
     finally:
         await http.aclose()
     return None
-
-
-SILENT = [handle for handle, reason in REASONS.items() if reason == "timeout"]
-SPEAKING = [handle for handle in REASONS if handle not in SILENT]
 
 
 @pytest.mark.parametrize("handle", SPEAKING, ids=lambda handle: handle.__name__)

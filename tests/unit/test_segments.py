@@ -212,7 +212,7 @@ def only_fault(report: Report) -> Finding:
         (record_line(1, output_ids=["8", 9]), "not a whole record: Expected `int`, got `str`"),
         (record_line(1, finish_reason="abort"), "finish_reason 'abort' is neither stop nor length"),
         (record_line(0), "index 0, attempt 1 a second time"),
-        (void_line(0, 2), "void without a record of index 0, attempt 2"),
+        (void_line(0, 2), "void without a record: index 0, attempt 2"),
     ],
 )
 def test_verify_names_each_fault_by_file_line_and_byte(tmp_path: Path, line: bytes, reason: str) -> None:

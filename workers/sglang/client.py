@@ -155,7 +155,7 @@ class SGLangClient:
         self, tries: "Tries", alone: "Alone | None", rest: bytes, prompt_tokens: int, max_new_tokens: int
     ) -> tuple[Answer, str, float] | BadAnswer:
         """One attempt on the server to be taken now; a failure is answered if another may follow, else raised."""
-        server = await self._servers.pick()
+        server = await self._servers.pick(tries.failed_on)
         on_trial, proven, started = server.on_trial, server.proven, time.monotonic()
         if alone is not None:
             alone.begin()
@@ -183,6 +183,7 @@ class SGLangClient:
     ) -> BadAnswer | None:
         """What ends the sample after this failure; None if it is to be tried again."""
         tries.all += 1
+        tries.failed_on.add(server)
         if bad.outcome is Outcome.HALT_RUN:
             return bad if self._servers.all_unfit else None
         if bad.outcome is not Outcome.RETRY:
@@ -286,7 +287,7 @@ class SGLangClient:
 class Tries:
     """How often one sample has failed, by what that says of it."""
 
-    __slots__ = ("all", "counted", "deaths", "failed_at", "unproven")
+    __slots__ = ("all", "counted", "deaths", "failed_at", "failed_on", "unproven")
 
     def __init__(self) -> None:
         self.all = 0
@@ -294,6 +295,7 @@ class Tries:
         self.unproven = 0  # its server answered nobody since the failure before
         self.deaths = 0  # its server, which was well before, may have died
         self.failed_at = 0.0  # on the monotonic clock
+        self.failed_on: set[Server] = set()
 
 
 class Alone:
@@ -326,5 +328,7 @@ def _broken(error: Exception, server: Server) -> BadAnswer:
     if isinstance(error, TimeoutError):
         return BadAnswer("timeout", f"{server.url} did not take the request in time: {error}")
     # Not its repr: that of a ClientResponseError holds the request's headers, and with them the API key.
+    if isinstance(error, aiohttp.ClientResponseError):  # somebody lives there, who does not speak HTTP
+        return BadAnswer("not_an_answer", f"{server.url} did not answer in HTTP: {error}")
     words = f"{type(error).__name__} {error}".strip()
     return BadAnswer("connection_lost", f"{server.url} broke the connection before the answer was whole: {words}")

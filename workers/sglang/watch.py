@@ -179,12 +179,16 @@ class Watch:
         return max(patience.least_seconds, _MARGIN * call.max_new_tokens / rate)
 
     async def _lives(self, server: Server) -> bool:
-        """Whether the scheduler answers. A paused one does, and a dead or hung one does not."""
+        """Whether the scheduler answers, or is kept from us. A paused one does, and a dead or hung one does not."""
+        status = await self._scheduler_status(server)
+        return status is not None and status < 500
+
+    async def _scheduler_status(self, server: Server) -> int | None:
         try:
             status, _ = await self._get(server, "/get_server_info")
         except _BROKEN:
-            return False
-        return status < 500
+            return None
+        return status
 
     async def _at_work(self, server: Server) -> bool:
         """Whether anything runs or waits there; where that cannot be told, whether it lives.
@@ -201,8 +205,12 @@ class Watch:
         return await self._lives(server)
 
     async def _paused(self, server: Server) -> bool:
-        """Whether the scheduler lives while the probe's own token does not come."""
-        return await self._lives(server) and await self._probe(server) is Health.DOUBTFUL
+        """Whether the scheduler answers while the probe's own token does not come.
+
+        Where something in front lets nothing but /generate through, neither can be told: a lost call would be waited
+        for without end.
+        """
+        return await self._scheduler_status(server) == 200 and await self._probe(server) is Health.DOUBTFUL
 
     async def _get(self, server: Server, path: str) -> tuple[int, bytes]:
         async with asyncio.timeout(self._patience.alive_seconds):

@@ -20,7 +20,7 @@ from tests.faults.chaos.site import CONTROLS, SERVERS, VALKEY, WORKERS, Site, wi
 # Seconds from one fault to the next: 75 faults in three minutes.
 _PAUSE_SECONDS = (1.5, 3.3)
 # Where the plan begins: the parts have started by then, and samples are in flight.
-_FIRST_SECONDS = 4.0
+_FIRST_SECONDS = 8.0
 # What is asked of a process that may be dead or frozen is not waited for.
 _ASK_SECONDS = 2.0
 # How long all that was done may take to be taken back at the end.
@@ -46,7 +46,7 @@ _SIGNALS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 # A worker's lease is 5 s, the keeper's and the feed's lock 10 s: some freezes outlast them.
 _LONGEST_FREEZE: Mapping[str, float] = MappingProxyType(
-    {"worker": 9, "control": 9, "keeper": 14, "feeder": 14, "server": 8, "valkey": 8}
+    {"worker": 14, "control": 9, "keeper": 14, "feeder": 14, "server": 8, "valkey": 8}
 )
 _SIMULATED: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -58,7 +58,7 @@ _SIMULATED: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 _OTHERS: Mapping[str, int] = MappingProxyType(
     {
-        "kill clients": 3,
+        "drop connections": 3,
         "purge queue": 4,
         "refuse writes": 3,
         "enqueue all": 2,
@@ -67,7 +67,7 @@ _OTHERS: Mapping[str, int] = MappingProxyType(
     }
 )
 # Thrown only when asked for, as they are not healed yet.
-ON_REQUEST: Mapping[str, int] = MappingProxyType({"binding": 3, "flushall": 2})
+ON_REQUEST: Mapping[str, int] = MappingProxyType({"binding": 12, "flushall": 8})
 # The reasons of rejects that a fault explains: a sample that met it three times in a row is given up.
 EXPLAINS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -130,7 +130,8 @@ class Faults:
         self._mends: list[tuple[float, str, Callable[[], None]]] = []
         self.frozen: set[str] = set()
         self.thrown: Counter[str] = Counter()
-        self.missed: Counter[str] = Counter()  # the target was down at that moment, or did not answer
+        self.told: Counter[str] = Counter()  # target -> TERMs
+        self.missed: Counter[str] = Counter()  # the target was down or not there, or did not answer
 
     def throw(self, fault: Fault) -> None:
         words = " ".join(filter(None, (fault.kind, fault.target, f"{fault.seconds} s" if fault.seconds else "")))
@@ -140,7 +141,7 @@ class Faults:
             self._site.say(f"chaos: {words}: not done, {error}")
             done = False
         else:
-            self._site.say(f"chaos: {words}{'' if done else ': not done, it is down'}")
+            self._site.say(f"chaos: {words}{'' if done else ': not done, it is not there'}")
         (self.thrown if done else self.missed)[fault.kind] += 1
 
     def _do(self, fault: Fault) -> bool:
@@ -154,7 +155,7 @@ class Faults:
             self._mend(fault.seconds, fault.kind, lambda: self._tell(fault.target, "DELETE"))
         else:
             with self._site.connection(_ASK_SECONDS) as client:
-                self._ask_redis(client, fault)
+                return self._ask_redis(client, fault)
         return True
 
     def _signal(self, what: str, fault: Fault) -> bool:
@@ -162,6 +163,7 @@ class Faults:
         if pid is None or (what == "freeze" and fault.target in self.frozen):
             return False
         os.kill(pid, {"kill": signal.SIGKILL, "term": signal.SIGTERM, "freeze": signal.SIGSTOP}[what])
+        self.told[fault.target] += what == "term"
         if what == "freeze":
             self.frozen.add(fault.target)
             self._mend(fault.seconds, fault.target, lambda: self._thaw(fault.target, pid))
@@ -173,8 +175,8 @@ class Faults:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-    def _ask_redis(self, client: redis.Redis, fault: Fault) -> None:
-        if fault.kind == "kill clients":
+    def _ask_redis(self, client: redis.Redis, fault: Fault) -> bool:
+        if fault.kind == "drop connections":
             client.client_kill_filter(_type="pubsub", skipme=True)
             client.client_kill_filter(_type="normal", skipme=True)
         elif fault.kind == "purge queue":
@@ -184,11 +186,13 @@ class Faults:
             client.config_set("maxmemory", 1)
             self._mend(fault.seconds, fault.kind, self._accept_writes)
         elif fault.kind == "binding":
-            client.delete(*client.keys("_kombu.binding.*"))
+            keys = client.keys("_kombu.binding.*")
+            return bool(keys) and client.delete(*keys) > 0
         elif fault.kind == "flushall":
             client.flushall()
             # Nobody but a person can know that the ledger is gone.
             self._mend(3, fault.kind, self._site.enqueue)
+        return True
 
     def _accept_writes(self) -> None:
         with self._site.connection(_ASK_SECONDS) as client:

@@ -11,20 +11,20 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from common.errors import RedisUnavailable
 from common.ledger import ENDED_STATES, DatasetState, Ledger
+from common.ledger._keys import keys_of
 from common.settings import Settings, load_settings
 from producer.embedded import EmbeddedRedis
 from tests.benchmarks.processes import children
@@ -40,6 +40,8 @@ SERVERS = ("s1", "s2")
 VALKEY = "valkey"
 # So long a supervisor waits before it starts again what has ended.
 _PAUSE_SECONDS = 1.5
+# A worker says every 1.25 s that it lives: a quarter of its lease.
+_HEARD_SECONDS = 3.0
 # A part that was told to stop drains for 2 s, aborts for 5 s at most, and commits for 10 s at most.
 _STOP_SECONDS = 60.0
 
@@ -149,7 +151,7 @@ class Site:
         self._environment = os.environ | {"TOKENMILL_CONFIG": str(self.config)}
         self._valkey = EmbeddedRedis(folder / "valkey", self.socket)
         self._valkey_start_at: float | None = None
-        pace = (*SIMULATOR, "--latency-mean", str(latency_seconds), "--latency-cv", "1", "--seed", str(seed))
+        pace = (*SIMULATOR, "--latency-mean", str(latency_seconds), "--latency-cv", "0.8", "--seed", str(seed))
         arguments: dict[str, tuple[str, ...]] = {
             **{name: ("simulate", "--port", str(port), *pace) for name, port in self._ports.items()},
             **dict.fromkeys(CONTROLS, ("control",)),
@@ -171,11 +173,12 @@ class Site:
             cap = f"cap_tokens = {dataset.cap_tokens}\n" if dataset.cap_tokens else ""
             sections.append(f'[[datasets]]\nname = "{dataset.name}"\npath = "{source}"\n{cap}')
         urls = ", ".join(f'"{self.url(name)}"' for name in SERVERS)
+        # Few samples wait, so that what is given back is soon another's: that is how attempts come to be superseded.
         self.config.write_text(
             f'output = "out"\nredis = "unix://{self.socket}"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 256\n'
             f"[worker]\nconcurrency = {CONCURRENCY}\nlease_seconds = {LEASE_SECONDS}\ndrain_seconds = 2\n"
-            + "".join(sections)
+            f"[control]\nwindow = {2 * CONCURRENCY}\n" + "".join(sections)
         )
 
     def _part(self, name: str, arguments: tuple[str, ...]) -> Part:
@@ -303,16 +306,35 @@ class Site:
             return {}
         return {name: state for name, state in states.items() if state.state}
 
-    def ended(self) -> bool:
-        """Whether every dataset has."""
-        states = self.states()
+    def ended(self, states: Mapping[str, DatasetState]) -> bool:
+        """Whether `states` are those of all datasets, and each has ended."""
         return len(states) == len(self.datasets) and all(state.state in ENDED_STATES for state in states.values())
 
-    def processes(self) -> dict[str, dict[str, Any]]:
-        """What workers and keeper say of themselves; nothing while Redis does not answer."""
-        with suppress(redis.RedisError, RedisUnavailable):
-            return {name: facts for name, (_, facts) in Ledger(self._client).processes().items()}
-        return {}
+    def workers(self) -> dict[str, int]:
+        """How many samples each worker that lives has ended; none while Redis does not answer."""
+        try:
+            ledger = Ledger(self._client)
+            seconds, _ = self._client.time()
+            seen = ledger.processes().items()
+        except redis.RedisError:
+            return {}
+        return {
+            name: facts["ended"]
+            for name, (seen_ms, facts) in seen
+            if facts.get("kind") == "worker" and seconds - seen_ms / 1000 < _HEARD_SECONDS
+        }
+
+    def attempts(self) -> Iterator[tuple[str, dict[int, str], dict[int, int]]]:
+        """By dataset, who has each sample in flight, and how many attempts each has lost. Raises redis.RedisError."""
+        for dataset in self.datasets:
+            keys = keys_of(dataset.name)
+            owners = cast("dict[bytes, bytes]", self._client.hgetall(keys.owners))
+            tries = cast("dict[bytes, bytes]", self._client.hgetall(keys.tries))
+            yield (
+                dataset.name,
+                {int(index): owner.decode() for index, owner in owners.items()},
+                {int(index): int(n) for index, n in tries.items()},
+            )
 
     def logs(self, lines: int = 25) -> str:
         """The ends of all logs."""

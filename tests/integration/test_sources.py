@@ -1,0 +1,208 @@
+"""A source that is replaced or grows between two lives of a dataset: each row keeps its index, or nothing is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from common.errors import UsageError
+from common.ledger import Ledger, Settled
+from producer.cli import operate
+from producer.enqueue import register
+from producer.recover import recover
+from producer.sources import follow_sources, read_source, refuse_replaced
+from tests.integration.feed_steps import BAD, Feed, Row, ids, numbered
+from tests.lines import record_line, write_segment
+
+FACTS = dict.fromkeys(
+    ("model_path", "weight_version", "tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params")
+)
+
+
+@pytest.fixture
+def feed(tmp_path: Path, valkey: str, ledger: Ledger) -> Feed:
+    return Feed(tmp_path, valkey, ledger)
+
+
+def begin(feed: Feed, *, accept: bool = False) -> list[str]:
+    """What `run` and `enqueue` do with the sources, and then with the ledger; answers what they say of the sources."""
+    if not accept:
+        refuse_replaced(feed.output, feed.settings.datasets)
+    notes = follow_sources(feed.settings, feed.ledger, feed.settings.datasets)
+    register(feed.settings, feed.ledger, feed.settings.datasets, FACTS)
+    feed.set_model()
+    feed.admit()
+    return notes
+
+
+def answer(feed: Feed, indices: list[int]) -> None:
+    """A worker's part: records of queued samples, in a segment and in the ledger."""
+    claimed, _ = feed.ledger.claim("A", "w", 60, indices)
+    lines = [record_line(one.index, one.attempt) for one in claimed]
+    path = write_segment(feed.output, f"w-{indices[0]}.jsonl", *lines)
+    settled = [Settled(one.index, one.attempt, 3, 2, 1, ()) for one in claimed]
+    size = path.stat().st_size
+    assert all(feed.ledger.settle("A", settled, segment=f"A/{path.name}", committed_bytes=size))
+
+
+def first_ids(feed: Feed) -> dict[int, int]:
+    """For each queued sample the first id of its prompt: which row it is."""
+    return {index: prompt[0] for index, prompt in feed.prompts().items()}
+
+
+def test_what_was_read_is_on_disk_before_the_rows_are_queued(feed: Feed) -> None:
+    feed.write(*numbered(300))
+    begin(feed)
+    feed.output.joinpath("A").write_text("a file where the dataset's folder should be")
+    assert feed.feed() == 0
+    assert (feed.queued(), feed.state().cursor, feed.state().state) == ([], "", "open")
+    feed.output.joinpath("A").unlink()
+    assert feed.feed() == 300
+    seen = read_source(feed.output, "A")
+    assert seen is not None
+    assert (seen.rows, seen.bytes) == (300, feed.source.stat().st_size)
+
+
+def test_a_source_that_is_replaced_while_the_job_runs_fails_its_dataset_until_it_is_back(feed: Feed) -> None:
+    rows = numbered(20)
+    feed.write(*rows)
+    begin(feed)
+    feed.admit(window=5)
+    assert feed.feed() == 5
+    feed.write(ids(9), *rows)
+    feed.admit(window=10)
+    assert feed.feed() == 0
+    state = feed.state()
+    assert (state.state, feed.queued()) == ("failed", list(range(5)))
+    assert f"its source {feed.source} was replaced after it was read: its first " in state.reason
+
+    feed.write(*rows)
+    assert begin(feed) == []
+    assert feed.feed() == 15
+    assert first_ids(feed) == {index: index for index in range(20)}
+
+
+@pytest.mark.parametrize("lost", ["nothing", "Redis", "Redis, and it was recovered"])
+def test_a_replaced_source_is_refused_whatever_was_lost(feed: Feed, lost: str) -> None:
+    rows = numbered(20)
+    feed.write(*rows)
+    begin(feed)
+    feed.feed()
+    answer(feed, list(range(8)))
+    if lost != "nothing":
+        feed.ledger.redis.flushall()
+    if lost == "Redis, and it was recovered":
+        recover(feed.settings, feed.ledger)
+
+    feed.write(*rows[1:])
+    with pytest.raises(UsageError, match=r"a\.jsonl of dataset A: it has .* --accept-changes"):
+        begin(feed)
+    feed.write(*rows)
+    assert begin(feed) == []
+    feed.feed()
+    assert first_ids(feed) == {index: index for index in range(8, 20)}
+
+
+@pytest.mark.parametrize("lost", ["nothing", "Redis"])
+def test_an_accepted_source_gives_all_rows_that_are_not_done(feed: Feed, lost: str) -> None:
+    feed.write(*numbered(10), BAD)
+    begin(feed)
+    assert feed.feed() == 10
+    answer(feed, [0, 1, 2])
+    in_flight, _ = feed.ledger.claim("A", "w", 60, [3])
+    if lost == "Redis":
+        feed.ledger.redis.flushall()
+
+    feed.write(*(ids(1000 + index) for index in range(12)))
+    (note,) = begin(feed, accept=True)
+    assert note.startswith("A: its source was replaced (its first ")
+    feed.feed()
+    # Rows 0 to 2 have a record, 10 has a reject. No prompt of the old file is left, whoever had it in hand.
+    assert first_ids(feed) == {index: 1000 + index for index in (3, 4, 5, 6, 7, 8, 9, 11)}
+    assert (feed.state().done, feed.state().rejected) == (3, 1)
+    late = Settled(3, in_flight[0].attempt, 3, 2, 1, ())
+    if lost == "nothing":
+        (claimed,), _ = feed.ledger.claim("A", "w", 60, [3])
+        assert claimed.attempt > in_flight[0].attempt
+        assert feed.ledger.settle("A", [late]) == [False]
+    # It is the source from now on.
+    assert begin(feed) == []
+
+
+def test_a_replaced_source_is_not_accepted_while_workers_live(feed: Feed) -> None:
+    feed.write(*numbered(10))
+    begin(feed)
+    feed.feed()
+    before = feed.state()
+    feed.write(*numbered(10)[::-1])
+    feed.ledger.heartbeat("generate@host", {"kind": "worker", "limit": 4})
+    with pytest.raises(UsageError, match="was replaced, and generate@host may have its old rows in flight; stop them"):
+        begin(feed, accept=True)
+    assert (feed.state().queued, feed.state().cursor) == (before.queued, before.cursor)
+    feed.ledger.heartbeat("generate@host", None)
+    assert len(begin(feed, accept=True)) == 1
+
+
+@pytest.mark.parametrize("state", ["exhausted", "open", "capped"])
+def test_rows_that_were_appended_are_read_on(feed: Feed, state: str) -> None:
+    rows: list[Row] = numbered(10)
+    feed.write(*rows)
+    begin(feed)
+    feed.feed()
+    answer(feed, list(range(10)))
+    feed.ledger.transition("A", state, ["open"], "why")
+    assert feed.state().ended
+    before = feed.source.stat().st_size
+
+    feed.write(*rows, ids(77, 1), ids(78, 1))
+    assert begin(feed) == [f"A: its source has grown from {before:,} to {feed.source.stat().st_size:,} bytes"]
+    assert feed.state().state == ("capped" if state == "capped" else "open")
+    feed.ledger.transition("A", "open", ["capped"])
+    assert feed.feed() == 2
+    assert first_ids(feed) == {10: 77, 11: 78}
+    assert begin(feed) == []
+
+
+@pytest.mark.parametrize(
+    "touch", [lambda path: path.touch(), lambda path: path.write_bytes(path.read_bytes())], ids=["time", "written anew"]
+)
+def test_a_source_that_was_only_touched_is_no_matter(feed: Feed, touch: Callable[[Path], object]) -> None:
+    feed.write(*numbered(10))
+    begin(feed)
+    feed.feed()
+    touch(feed.source)
+    assert begin(feed) == []
+    assert (feed.queued(), feed.state().state) == (list(range(10)), "open")
+
+
+def test_enqueue_refuses_before_it_asks_anyone(feed: Feed) -> None:
+    feed.write(*numbered(10))
+    begin(feed)
+    feed.feed()
+    feed.write(*numbered(10)[1:])
+    result = CliRunner().invoke(operate.enqueue, ["-c", str(feed.config)])  # no server is configured that answers
+    assert isinstance(result.exception, UsageError)
+    assert "a source is not the one that was read before" in str(result.exception)
+
+
+def test_an_empty_source_that_gets_rows_is_read(feed: Feed) -> None:
+    feed.write()
+    begin(feed)
+    feed.feed()
+    feed.ledger.transition("A", "exhausted", ["open"])
+    feed.write(*numbered(2))
+    assert len(begin(feed)) == 1
+    assert feed.feed() == 2
+
+
+def test_a_file_of_ours_that_cannot_be_read_fails_the_dataset(feed: Feed) -> None:
+    feed.write(*numbered(10))
+    begin(feed)
+    feed.admit(window=5)
+    feed.feed()
+    (feed.output / "A" / "source.log").write_text("?")
+    feed.admit()
+    assert feed.feed() == 0
+    assert feed.state().state == "failed"
+    assert "source.log has no whole line" in feed.state().reason
