@@ -23,6 +23,16 @@ def table(snapshot: Mapping[str, Any]) -> RenderableType:
     )
 
 
+def rejects(snapshot: Mapping[str, Any]) -> Sequence[str]:
+    """For each dataset that has any: how many of its samples were rejected, and why."""
+    counted = ((dataset["name"], dataset["rejected"], dataset["rejects"]) for dataset in snapshot["datasets"])
+    return [
+        f"{name}: {total:,} rejected ({', '.join(f'{n:,} {reason}' for reason, n in sorted(reasons.items()))})"
+        for name, total, reasons in counted
+        if total
+    ]
+
+
 def servers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Servers with their states, and why those that cannot be used cannot."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

@@ -17,7 +17,7 @@ URL = "http://one:30000"
 TWO, THREE = "http://two:30000", "http://three:30000"
 IDS = b"[10,20,30]"
 SAMPLING = {"max_new_tokens": 4, "temperature": 0.0}
-SHORT = Pauses(first_seconds=0.0005, longest_seconds=0.002)
+SHORT = Pauses(first_seconds=0.0005, longest_seconds=0.002, trial_seconds=0.2)
 ENDLESS = Pauses(first_seconds=1000.0, longest_seconds=1000.0)
 REFUSED = httpx.ConnectError("Connection refused")
 Result = TypeVar("Result")

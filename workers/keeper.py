@@ -112,9 +112,7 @@ class Keeper:
         if gap_ms > _GAP_MS:
             # Workers renew once in a quarter of a lease.
             self._lenient_until_ms = now_ms + round(500 * self._settings.worker.lease_seconds)
-            log.warning(
-                "Redis, its clock or this keeper leapt by %.0f s; leases may be renewed first", gap_ms / 1000
-            )
+            log.warning("Redis, its clock or this keeper leapt by %.0f s; leases may be renewed first", gap_ms / 1000)
 
     def _keep(self, dataset: str, slots: int, workers: int, in_messages: Callable[[], dict[str, set[int]]]) -> bool:
         """One dataset's share of a tick; answers whether it needs rows."""

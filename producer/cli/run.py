@@ -103,6 +103,8 @@ def _summary(last: "Mapping[str, Any]", output: Path, console: "Console") -> Non
 
     if last:
         console.print(display.table(last))
+        for line in display.rejects(last):
+            click.echo(f"{line}; each with its index: {_shown(output)}/<dataset>/rejects.jsonl", err=True)
     click.echo(f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", err=True)
 
 

@@ -22,6 +22,7 @@ def test_a_run_survives_the_death_of_a_part(make_job: Make, role: str) -> None:
     job.wait_for_another(role, pid)
     job.finish(run)
     job.check()
+    assert "A: 6 rejected (6 bad_input_ids); each with its index:" in job.said()
 
 
 def test_a_run_survives_the_death_of_control_piece_by_piece(make_job: Make) -> None:

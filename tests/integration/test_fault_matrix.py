@@ -73,6 +73,7 @@ MATRIX = {
     "status 429": Line("status:status=429", "rate_limited", always="wait", breaker=False),
     "status 500": Line("status:status=500", "server_error"),
     "status 502": Line("status:status=502", "bad_gateway", rejected="kills_server"),
+    "status 504": Line("status:status=504", "gateway_timeout"),
     "reset": Line("reset", "connection_lost", rejected="kills_server"),
     "hang": Line("hang", "timeout", patience=LOST, trial_seconds=0.03),
     "html": Line("html", "not_json"),

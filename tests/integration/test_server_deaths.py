@@ -175,10 +175,6 @@ def test_a_sample_that_kills_each_of_its_servers_is_rejected_and_no_other(
     run(test)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a suspect is alone among suspects only: what kills the server beside it for the first time is laid to it",
-)
 def test_several_samples_that_kill_their_server_are_rejected_and_no_other(
     valkey: str, ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -175,7 +175,7 @@ REFUSALS: list[tuple[str, int, bytes]] = [
     ("server_away", 503, b""),
     ("server_away", 503, b'{"error":{"type":"Service Unavailable","message":"No available workers"}}'),
     ("bad_gateway", 502, b"<html><h1>502 Bad Gateway</h1></html>"),
-    ("bad_gateway", 504, b""),
+    ("gateway_timeout", 504, b"<html><h1>504 Gateway Time-out</h1></html>"),
     ("server_error", 500, b"Internal Server Error"),
     ("server_error", 503, OBJECT % b"Request waiting timeout reached."),
     ("server_error", 599, b'{"error":'),

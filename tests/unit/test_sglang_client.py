@@ -102,6 +102,7 @@ def test_an_abort_that_fails_does_not_stop_the_retry() -> None:
 NOT_JSON = httpx.Response(200, text="<html>")
 FAILURES: list[tuple[Reply, str]] = [
     (httpx.Response(500), "server_error"),
+    (httpx.Response(504), "gateway_timeout"),
     (httpx.ReadTimeout("late"), "timeout"),
     (NOT_JSON, "not_json"),
 ]

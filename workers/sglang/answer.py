@@ -66,7 +66,7 @@ REASONS = MappingProxyType(
         "not_an_answer": Reason(Outcome.RETRY, Says.FAILED),
         "answer_too_large": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
         "wrong_rid": Reason(Outcome.RETRY, Says.FAILED),
-        "aborted": Reason(Outcome.RETRY),
+        "aborted": Reason(Outcome.RETRY, Says.BUSY),  # by somebody else, who may be at it for a while
         "unfinished": Reason(Outcome.RETRY, Says.FAILED),
         "nan": Reason(Outcome.RETRY, Says.FAILED),
         "length_mismatch": Reason(Outcome.RETRY, Says.FAILED),
@@ -90,6 +90,8 @@ REASONS = MappingProxyType(
         "queue_full": Reason(Outcome.RETRY, Says.BUSY, tried=False),
         "server_away": Reason(Outcome.RETRY, Says.GONE, tried=False),
         "bad_gateway": Reason(Outcome.RETRY, Says.GONE, may_still_run=True, may_have_died=True),
+        # A proxy that waits for less time than an answer takes: the server is well, and the longest answers never come.
+        "gateway_timeout": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
         "server_error": Reason(Outcome.RETRY, Says.FAILED, may_still_run=True),
         # No whole response.
         "unreachable": Reason(Outcome.RETRY, Says.GONE, tried=False),
@@ -287,7 +289,7 @@ _REASON_OF_STATUS = MappingProxyType(
         429: "rate_limited",
         501: "not_sglang",
         502: "bad_gateway",
-        504: "bad_gateway",
+        504: "gateway_timeout",
     }
 )
 

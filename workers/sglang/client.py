@@ -15,6 +15,7 @@ import msgspec
 from common.errors import ConfigError
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, Says, refusal
 from workers.sglang.http import AiohttpHttp, Http
+from workers.sglang.inquiry import cause
 from workers.sglang.servers import Health, Pauses, Server, Servers, ServerState
 from workers.sglang.watch import Call, Patience, Watch
 
@@ -33,8 +34,8 @@ ANSWER_BYTES_PER_TOKEN = 256
 MAX_TRIES = 3
 # A sample that failed so often while its server answered nobody ends all the same: it may be the last one.
 MAX_UNPROVEN = 10
-# A sample whose servers died so often goes on alone: none is sent after it for a while, so that if the next one dies,
-# too, it is known of which. With 128 in flight at each death, the other 127 would be ended with the one that kills.
+# A sample whose servers died so often goes on alone: nothing else is sent to its server for a while, so that if that
+# dies, too, it is known of which. With 128 in flight at each death, the other 127 would end with the one that kills.
 SUSPECT_AFTER = 2
 # A sample whose servers died so often, though never within the time that it had alone, ends as well.
 MAX_DEATHS = 6
@@ -155,10 +156,12 @@ class SGLangClient:
         self, tries: "Tries", alone: "Alone | None", rest: bytes, prompt_tokens: int, max_new_tokens: int
     ) -> tuple[Answer, str, float] | BadAnswer:
         """One attempt on the server to be taken now; a failure is answered if another may follow, else raised."""
-        server = await self._servers.pick(tries.failed_on)
+        if alone is None:
+            server = await self._servers.pick(tries.failed_on)
+        else:
+            server = await self._servers.pick_alone(tries.failed_on)
+            alone.begin(lambda: self._servers.let_in(server))
         on_trial, proven, started = server.on_trial, server.proven, time.monotonic()
-        if alone is not None:
-            alone.begin()
         # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
         # another thread take the interpreter.
         rid = f"{random.getrandbits(128):032x}"
@@ -216,6 +219,7 @@ class SGLangClient:
         most_bytes = ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * max_new_tokens
         call = self._running[rid] = Call(server, max_new_tokens)
         server.in_flight += 1
+        server.sent_at = call.started
         self._watch.begin()
         try:
             status, answer = await self._http.request("POST", server.generate_url, server.headers, body, most_bytes)
@@ -299,23 +303,26 @@ class Tries:
 
 
 class Alone:
-    """The time in which no other suspect is sent: from the call until it has ended, or has run for a while."""
+    """The time in which nothing else is sent to its server: from the call to its end, or until it ran for a while."""
 
     def __init__(self, lock: asyncio.Lock, seconds: float) -> None:
         """`lock` is held by the caller, and released by `end` at the latest."""
         self._lock = lock
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
+        self._let_in: Callable[[], None] = lambda: None
         self.is_alone = True
 
-    def begin(self) -> None:
-        """The call is made now."""
+    def begin(self, let_in: Callable[[], None]) -> None:
+        """The call is made now; `let_in` opens its server to others again."""
+        self._let_in = let_in
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self.end)
 
     def end(self) -> None:
         """Let the next suspect go."""
         if self.is_alone:
             self.is_alone = False
+            self._let_in()
             self._lock.release()
         if self._timer is not None:
             self._timer.cancel()
@@ -324,7 +331,7 @@ class Alone:
 def _broken(error: Exception, server: Server) -> BadAnswer:
     """The reason for a response that never came, or not to its end."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return BadAnswer("unreachable", f"no connection: {error}")
+        return BadAnswer("unreachable", f"no connection: {cause(error)}")
     if isinstance(error, TimeoutError):
         return BadAnswer("timeout", f"{server.url} did not take the request in time: {error}")
     # Not its repr: that of a ClientResponseError holds the request's headers, and with them the API key.

@@ -87,8 +87,10 @@ class Server:
         self.proven = state == "up"
         self.on_trial = False  # whether a half-open server has its one call
         self.trials = 0
+        self.alone = False  # whether it is kept for one call that may kill it
         # On the monotonic clock.
         self.answered_at = 0.0
+        self.sent_at = 0.0
         self.failed_at = 0.0
         self.shunned_until = 0.0
         self.looked_at = 0.0  # when it was last inspected although it was unfit
@@ -148,6 +150,28 @@ class Servers:
             self._some.clear()
             await self._some.wait()
         raise BadAnswer("draining", "this worker is stopping")
+
+    async def pick_alone(self, failed_on: Collection[Server]) -> Server:
+        """Like pick, for a call that may kill its server: no other is sent there until `let_in`, and none just was."""
+        while True:
+            server = await self.pick(failed_on)
+            server.alone = True
+            kept = False
+            try:
+                quiet_at = server.sent_at + self._pauses.trial_seconds
+                if server.in_flight and (wait := quiet_at - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                kept = server.state in {"up", "half_open"} and not server.draining and not self._stopped
+            finally:
+                if not kept:
+                    self.let_in(server)
+            if kept:
+                return server
+
+    def let_in(self, server: Server) -> None:
+        """Let other calls be sent to a server that was kept for one."""
+        server.alone = False
+        self._some.set()
 
     def set_urls(self, urls: Sequence[str]) -> None:
         """Add servers, and drain those that are no longer named: their calls end, and no others begin."""
@@ -357,4 +381,6 @@ class Servers:
 
 
 def _usable(server: Server) -> bool:
-    return not server.draining and (server.state == "up" or (server.state == "half_open" and not server.on_trial))
+    if server.draining or server.alone:
+        return False
+    return server.state == "up" or (server.state == "half_open" and not server.on_trial)
