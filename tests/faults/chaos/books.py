@@ -27,7 +27,7 @@ _CAP_SHARE = 0.1
 
 @dataclass
 class Books:
-    """What was found. `wrong`: the books do not balance. `findings`: innocent samples that were given up."""
+    """What was found. `wrong`: the books do not balance. `findings`: they do, and yet this must not be."""
 
     samples: int = 0
     voided: int = 0

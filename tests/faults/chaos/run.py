@@ -151,11 +151,21 @@ def storm(site: Site, seed: int, minutes: float, requested: Sequence[str] = ()) 
     outcome.books.wrong += [f"{name} lived and stopped consuming" for name in sorted(look.idle)]
     codes = site.stop()
     check(site, faults.thrown, outcome.books, look.story)
+    outcome.books.findings += _ended_by_themselves(site, faults)
     if not done:
         outcome.books.wrong.insert(0, f"not all datasets had ended {_FINISH_SECONDS:.0f} s after the last fault")
     if any(codes.values()) or None in codes.values():
         outcome.books.wrong.append(f"not all parts ended well on TERM: {codes}")
     return outcome
+
+
+def _ended_by_themselves(site: Site, faults: Faults) -> Iterator[str]:
+    """Parts that ended well without being told to, or badly; 4 is no fault: Redis was away when they started."""
+    for part in site.parts.values():
+        if (by_themselves := part.ends[0] - faults.told[part.name]) > 0:
+            yield f"{part.name} ended {by_themselves} times with 0, and nobody had told it to"
+        if part.ends[1]:
+            yield f"{part.name} ended {part.ends[1]} times with 1"
 
 
 def _step(site: Site, faults: Faults, look: Look) -> bool:
