@@ -33,7 +33,7 @@ test: $(ENVIRONMENT)
 
 SEED ?= 1
 MINUTES ?= 3
-# CHAOS_ARGS="--with binding --with flushall" throws what is not healed yet, too.
+# CHAOS_ARGS="--with binding --with flushall" throws these, too; --keep keeps files and logs.
 CHAOS_ARGS ?=
 
 chaos: $(ENVIRONMENT)

@@ -65,6 +65,8 @@ def make_celery(name: str, settings: Settings) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
         # Would set the prefetch of our pool, which has no processes, to 0: no limit.
         worker_enable_prefetch_count_reduction=False,
+        # A Redis that is full refuses what kombu writes at each message; without this the worker would end by it.
+        broker_channel_error_retry=True,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,

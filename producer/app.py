@@ -5,6 +5,7 @@ from functools import cache
 from celery import Celery
 
 from common.broker import FEED, make_celery
+from common.consumer import TakesWrites
 from common.ledger import Ledger
 from common.logs import set_up
 from common.settings import load_settings
@@ -12,6 +13,7 @@ from producer.feed import Feeder
 
 settings = load_settings()
 app: Celery = make_celery("tokenmill", settings)
+app.steps["consumer"].add(TakesWrites)
 set_up(app)
 
 

@@ -3,6 +3,7 @@
 from celery import Celery
 
 from common.broker import make_celery
+from common.consumer import TakesWrites
 from common.logs import set_up
 from common.settings import load_settings
 from workers.pool import FewMessages
@@ -12,5 +13,5 @@ app: Celery = make_celery("tokenmill", settings)
 app.conf.tokenmill = settings
 app.conf.include = ["workers.tasks"]
 app.conf.worker_pool = "workers.pool:AsyncioPool"
-app.steps["consumer"].add(FewMessages)
+app.steps["consumer"].update((TakesWrites, FewMessages))
 set_up(app)

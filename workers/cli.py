@@ -16,7 +16,7 @@ from common.settings import config_path
 )
 @click.option("--name", help="The worker's name in status, Flower and its segments; by default made of its process id.")
 @config_option
-def worker(concurrency: int | None, name: str | None, config: Path | None) -> None:
+def worker(concurrency: int | None, name: str | None, config: Path | None) -> int:
     """One generate worker: claims samples, calls the servers, writes segments.
 
     Start as many as you like, whenever you like. TERM or Ctrl-C drains for [worker] drain_seconds, then gives back
@@ -29,11 +29,13 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> No
     if name is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise UsageError(f"{name!r} cannot be a worker's name; use 1 to 64 of the characters A-Z a-z 0-9 . _ -")
     os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
-    os.environ["CELERY_CUSTOM_WORKER_POOL"] = "workers.pool:AsyncioPool"
+    os.environ["CELERY_CUSTOM_WORKER_POOL"] = "workers.pool:AsyncioPool"  # before Celery's pools are imported
+    from common.consumer import run_celery
     from workers.app import app, settings
 
     Ledger.connect(settings.redis_url).close()
-    app.start(
+    return run_celery(
+        app,
         [
             "--quiet",
             "worker",
@@ -44,7 +46,7 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> No
             "--task-events",
             "--without-gossip",
             "--without-mingle",
-        ]
+        ],
     )
 
 
@@ -74,15 +76,17 @@ def doctor(as_json: bool, config: Path | None) -> int:
 
 @click.command(hidden=True, context_settings=HELP)
 @config_option
-def keeper(config: Path | None) -> None:
+def keeper(config: Path | None) -> int:
     """The keeper and its clock: a Celery worker on the queue `control`, with beat."""
     from common.broker import CONTROL_QUEUE
+    from common.consumer import run_celery
 
     os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
     from workers.app import app, settings
 
     try:
-        app.start(
+        return run_celery(
+            app,
             [
                 "--quiet",
                 "worker",
@@ -92,7 +96,7 @@ def keeper(config: Path | None) -> None:
                 f"--hostname=keeper-{os.getpid()}@%h",
                 "--without-gossip",
                 "--without-mingle",
-            ]
+            ],
         )
     finally:
         _say_goodbye(settings.redis_url)

@@ -29,8 +29,8 @@ from workers.sglang.watch import Patience
 
 log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
-# How soon a server that was added, or is to be drained, is noticed.
-_SERVERS_SECONDS = 2.0
+# How often it is looked whether a server was added or is to be drained, and whether messages wait that do not come.
+_LOOK_SECONDS = 2.0
 
 
 class Service:
@@ -140,9 +140,10 @@ class Service:
                     await self._notice_deafness(ledger)
                 except redis.RedisError as error:
                     log.warning("changes of servers are not seen, Redis does not answer: %s", error)
+                    self._deaf.told(False, time.monotonic())
                 except ConfigError as error:  # an API key that cannot be read
                     log.error("a server was not added: %s", error)
-                await asyncio.sleep(_SERVERS_SECONDS)
+                await asyncio.sleep(_LOOK_SECONDS)
         finally:
             ledger.close()
 
@@ -196,25 +197,32 @@ class Deafness:
     #10096); such a worker looks well and does nothing.
     """
 
-    def __init__(self, seconds: float) -> None:
-        """It is told to reconnect after `seconds`, and to end after twice as long."""
+    def __init__(self, seconds: float, most_a_look: float = 2 * _LOOK_SECONDS) -> None:
+        """It is told to reconnect after `seconds`, and to end as long after that.
+
+        A look adds `most_a_look` seconds at most: Redis, or this process, may have stood still since the one before.
+        """
         self._seconds = seconds
-        self._since: float | None = None
+        self._most_a_look = most_a_look
+        self._looked_at: float | None = None
+        self._deaf_seconds = 0.0
         self._reconnected = False
 
     def told(self, starves: bool, now: float) -> Literal["reconnect", "end"] | None:
         """What to do; to be asked every few seconds, `now` on the monotonic clock."""
         if not starves:
-            self._since, self._reconnected = None, False
+            self._looked_at, self._deaf_seconds, self._reconnected = None, 0.0, False
             return None
-        self._since = now if self._since is None else self._since
-        if now - self._since >= 2 * self._seconds:
-            self._since = None
+        since = now if self._looked_at is None else self._looked_at
+        self._looked_at = now
+        self._deaf_seconds += min(now - since, self._most_a_look)
+        if self._deaf_seconds < self._seconds:
+            return None
+        self._deaf_seconds = 0.0
+        if self._reconnected:
             return "end"
-        if now - self._since >= self._seconds and not self._reconnected:
-            self._reconnected = True
-            return "reconnect"
-        return None
+        self._reconnected = True
+        return "reconnect"
 
 
 def _end_if_failed(starting: asyncio.Task[None]) -> None:

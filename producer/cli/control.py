@@ -45,15 +45,17 @@ def control(config: Path | None) -> int:
 
 @click.command(hidden=True, context_settings=HELP)
 @config_option
-def feeder(config: Path | None) -> None:
+def feeder(config: Path | None) -> int:
     """The feeds: a Celery worker on the queue `produce`, one process a feed."""
     from common.broker import PRODUCE_QUEUE
+    from common.consumer import run_celery
     from common.settings import config_path
 
     os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
     from producer.app import app, settings
 
-    app.start(
+    return run_celery(
+        app,
         [
             "--quiet",
             "worker",
@@ -64,7 +66,7 @@ def feeder(config: Path | None) -> None:
             f"--hostname=feeder-{os.getpid()}@%h",
             "--without-gossip",
             "--without-mingle",
-        ]
+        ],
     )
 
 

@@ -67,7 +67,6 @@ def test_with_an_interval_there_are_fewer_events(url: str) -> None:
     async def test(wire: Wire) -> None:
         events = await wire.stream(IDS, max_new_tokens=40, stream_interval=8)
         counts = [event["meta_info"]["completion_tokens"] for event in events]
-        assert counts[0] == 1
         assert counts[-1] == 40
         assert all(later - earlier >= 8 for earlier, later in itertools.pairwise(counts[:-1]))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from tests.conftest import wait_until
-from tests.faults.harness import LEASE_SECONDS, Job, Simulator
+from tests.faults.harness import LEASE_SECONDS, PATIENCE_SECONDS, Job, Simulator
 
 FREEZE_SECONDS = 2 * LEASE_SECONDS
 Make = Callable[..., tuple[Job, Simulator]]
@@ -43,6 +43,26 @@ def test_a_redis_that_takes_no_writes_for_a_while_costs_nothing(make_job: Make) 
         client.config_set("maxmemory", "1")
         wait_until("a write is refused", lambda: _refused(client))
         time.sleep(FREEZE_SECONDS)  # no lease can be renewed meanwhile
+        client.config_set("maxmemory", "0")
+    job.finish(run)
+    job.check()
+
+
+def test_a_worker_that_dies_while_redis_takes_no_writes_is_started_again_and_waits(make_job: Make) -> None:
+    job, _ = make_job(rows=300)
+    run = job.start()
+    job.wait_for_done(80)
+    with connected(job) as client:
+        client.config_set("maxmemory", "1")
+        wait_until("a write is refused", lambda: _refused(client))
+        before = job.signal("worker", signal.SIGKILL)
+        job.wait_for_another("worker", before)
+        another = job.pid("worker")
+        log = job.output / "logs" / "w1.log"
+        wait_until("it waits", lambda: "nothing is consumed until it takes them" in log.read_text(), PATIENCE_SECONDS)
+        time.sleep(FREEZE_SECONDS)
+        assert len(client.client_list()) < 60
+        assert job.pid("worker") == another
         client.config_set("maxmemory", "0")
     job.finish(run)
     job.check()

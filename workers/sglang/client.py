@@ -93,6 +93,7 @@ class SGLangClient:
         self._watch = Watch(self._running, self._http, self._health, patience or Patience())
         self._draining = asyncio.Event()
         self._alone = asyncio.Lock()
+        self._suspects = 0  # that wait for it
         self.failed_attempts: Counter[str] = Counter()  # by reason
 
     def _headers_of(self, url: str) -> dict[str, str]:
@@ -160,7 +161,7 @@ class SGLangClient:
             server = await self._servers.pick(tries.failed_on)
         else:
             server = await self._servers.pick_alone(tries.failed_on)
-            alone.begin(lambda: self._servers.let_in(server))
+            alone.begin()
         on_trial, proven, started = server.on_trial, server.proven, time.monotonic()
         # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
         # another thread take the interpreter.
@@ -208,8 +209,21 @@ class SGLangClient:
         return bad if tries.counted >= MAX_TRIES or tries.unproven >= MAX_UNPROVEN else None
 
     async def _begin_alone(self) -> "Alone":
-        await self._alone.acquire()
-        return Alone(self._alone, self._pauses.trial_seconds)
+        self._suspects += 1
+        try:
+            await self._alone.acquire()
+        except asyncio.CancelledError:
+            if not self._alone.locked() and self._suspects == 1:
+                self._servers.let_in()
+            raise
+        finally:
+            self._suspects -= 1
+        return Alone(self._alone, self._pauses.trial_seconds, self._let_in)
+
+    def _let_in(self) -> None:
+        """Open what was kept for a suspect to all, unless the next suspect waits for it."""
+        if not self._suspects:
+            self._servers.let_in()
 
     async def _attempt(
         self, server: Server, rid: str, rest: bytes, prompt_tokens: int, max_new_tokens: int
@@ -305,17 +319,16 @@ class Tries:
 class Alone:
     """The time in which nothing else is sent to its server: from the call to its end, or until it ran for a while."""
 
-    def __init__(self, lock: asyncio.Lock, seconds: float) -> None:
-        """`lock` is held by the caller, and released by `end` at the latest."""
+    def __init__(self, lock: asyncio.Lock, seconds: float, let_in: Callable[[], None]) -> None:
+        """`lock` is held by the caller, and released by `end` at the latest; `let_in` opens its server to others."""
         self._lock = lock
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
-        self._let_in: Callable[[], None] = lambda: None
+        self._let_in = let_in
         self.is_alone = True
 
-    def begin(self, let_in: Callable[[], None]) -> None:
-        """The call is made now; `let_in` opens its server to others again."""
-        self._let_in = let_in
+    def begin(self) -> None:
+        """The call is made now."""
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self.end)
 
     def end(self) -> None:

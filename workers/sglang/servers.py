@@ -25,6 +25,7 @@ FAILURES_TO_OPEN = 3
 # A server that answers its probes, but not well, gets a trial all the same: /health says 503 also in long prefills.
 DOUBTFUL_PROBES = 3
 _LOOK_AGAIN_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 
 State = Literal["checking", "up", "half_open", "down", "unfit"]
 
@@ -152,25 +153,35 @@ class Servers:
         raise BadAnswer("draining", "this worker is stopping")
 
     async def pick_alone(self, failed_on: Collection[Server]) -> Server:
-        """Like pick, for a call that may kill its server: no other is sent there until `let_in`, and none just was."""
+        """Like pick, for a call that may kill its server: no other is sent there until `let_in`, and none just was.
+
+        A server that is kept from the call before is taken again, so that such calls follow each other at once.
+        """
         while True:
-            server = await self.pick(failed_on)
+            server = next((one for one in self._servers if one.alone and _usable(one, alone=True)), None)
+            if server is None:
+                server = await self.pick(failed_on)
             server.alone = True
             kept = False
             try:
-                quiet_at = server.sent_at + self._pauses.trial_seconds
-                if server.in_flight and (wait := quiet_at - time.monotonic()) > 0:
-                    await asyncio.sleep(wait)
-                kept = server.state in {"up", "half_open"} and not server.draining and not self._stopped
+                await self._quiet(server)
+                kept = _usable(server, alone=True) and not self._stopped
             finally:
                 if not kept:
                     self.let_in(server)
             if kept:
                 return server
 
-    def let_in(self, server: Server) -> None:
-        """Let other calls be sent to a server that was kept for one."""
-        server.alone = False
+    async def _quiet(self, server: Server) -> None:
+        """Wait until what was sent there has ended, or would have killed it by now."""
+        until = server.sent_at + self._pauses.trial_seconds
+        while server.in_flight and time.monotonic() < until:  # noqa: ASYNC110 - rare, and every call would have to tell
+            await asyncio.sleep(min(_LOOK_SECONDS, self._pauses.trial_seconds))
+
+    def let_in(self, *servers: Server) -> None:
+        """Let other calls be sent to servers that were kept for one; to all, if none is named."""
+        for server in servers or self._servers:
+            server.alone = False
         self._some.set()
 
     def set_urls(self, urls: Sequence[str]) -> None:
@@ -264,7 +275,7 @@ class Servers:
             server.since = time.time()
         server.state, server.reason = state, reason
         server.failures += 1
-        server.proven = server.on_trial = False
+        server.proven = server.on_trial = server.alone = False
         self._some.set()
         self._look_after(server, self._revive(server))
 
@@ -380,7 +391,8 @@ class Servers:
         return iter(self._servers)
 
 
-def _usable(server: Server) -> bool:
-    if server.draining or server.alone:
+def _usable(server: Server, *, alone: bool = False) -> bool:
+    """Whether a call may be sent there now; `alone` says that it is the one that the server is kept for."""
+    if server.draining or (server.alone and not alone):
         return False
-    return server.state == "up" or (server.state == "half_open" and not server.on_trial)
+    return server.state == "up" or (server.state == "half_open" and (alone or not server.on_trial))

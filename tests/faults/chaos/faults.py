@@ -66,7 +66,7 @@ _OTHERS: Mapping[str, int] = MappingProxyType(
         **{f"server says {name}": 1 for name in _SIMULATED},
     }
 )
-# Thrown only when asked for, as they are not healed yet.
+# Thrown only when asked for: without a `run` or an `enqueue --wait`, only a person notices that Redis was emptied.
 ON_REQUEST: Mapping[str, int] = MappingProxyType({"binding": 12, "flushall": 8})
 # The reasons of rejects that a fault explains: a sample that met it three times in a row is given up.
 EXPLAINS: Mapping[str, Collection[str]] = MappingProxyType(

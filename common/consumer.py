@@ -1,0 +1,72 @@
+"""Celery's workers as processes of ours: their exit code, and what they wait for before they consume."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import redis
+from celery import Celery, bootsteps
+from celery.worker import state
+from celery.worker.consumer import Consumer
+
+log = logging.getLogger(__name__)
+_PROBE_KEY = "tokenmill:takes-writes"
+_PROBE_SECONDS = 1.0
+
+
+class TakesWrites(bootsteps.StartStopStep):
+    """Consumes nothing until Redis takes writes: kombu pops a message, and then cannot note that it has it.
+
+    Celery would connect anew five times a second, with some connections left over each time. It starts its steps at
+    each new connection, and stops them when one failed, also one that it had not yet got past.
+    """
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, parent: Consumer) -> None:
+        """Wait, in Celery's main thread; a signal ends the wait."""
+        self._wait(parent)
+        state.maybe_shutdown()
+
+    def stop(self, parent: Consumer) -> None:
+        """The same before the next connection; at the end of the process there is nothing to wait for."""
+        self._wait(parent)
+
+    @staticmethod
+    def _wait(consumer: Consumer) -> None:
+        said = False
+        while not _ends():
+            try:
+                with cast("Any", consumer).app.connection_for_write() as connection:
+                    connection.default_channel.client.set(_PROBE_KEY, "", px=1)
+            except redis.ResponseError as error:
+                if not said:
+                    log.error("Redis refuses writes (%s); nothing is consumed until it takes them", error)
+                    said = True
+                time.sleep(_PROBE_SECONDS)
+            except (redis.RedisError, OSError):
+                return  # Celery sees to a lost connection itself
+            else:
+                if said:
+                    log.warning("Redis takes writes again")
+                return
+
+
+def _ends() -> bool:
+    """Whether a signal has asked this process to stop; the flags hold its exit code, which may be 0."""
+    flags: tuple[Any, ...] = (state.should_stop, state.should_terminate)
+    return any(flag is not None and flag is not False for flag in flags)
+
+
+def run_celery(app: Celery, arguments: Sequence[str]) -> int:
+    """Celery's command line in this process; answers the exit code, which `app.start` drops."""
+    from celery.bin.celery import celery  # noqa: PLC0415 - it loads every command of Celery's
+
+    application = celery.params[0]
+    application.default = app
+    try:
+        code = celery.main(args=list(arguments), standalone_mode=False)
+    finally:
+        application.default = None
+    return code if isinstance(code, int) else 0
