@@ -9,6 +9,9 @@ from celery import Celery, signals
 
 from common.parent import end_with_parent
 
+# They log 40 lines of traceback a second for as long as Redis refuses writes.
+_TALKATIVE = ("celery.beat", "kombu.asynchronous.timer")
+
 
 def set_up(app: Celery) -> None:
     """Our lines in place of Celery's: its per-task lines and banner are not wanted at 1,000 tasks a second."""
@@ -18,10 +21,21 @@ def set_up(app: Celery) -> None:
     signals.beat_embedded_init.connect(_follow_the_worker, weak=False)
     # Celery warns of pickle as root; nothing here accepts pickle.
     warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+    # Said at each lost connection, of a setting that common/broker.py makes.
+    warnings.filterwarnings("ignore", message=r"\s*In Celery 5\.1 we introduced an optional breaking change")
 
 
 def _log_to_stderr(**_: Any) -> None:
+    for name in _TALKATIVE:
+        logging.getLogger(name).addFilter(one_line)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """Cut a record down to its first line, without a traceback."""
+    record.msg, record.args = next(iter(record.getMessage().splitlines()), ""), ()
+    record.exc_info = record.exc_text = record.stack_info = None
+    return True
 
 
 def _follow_the_parent(**_: Any) -> None:
