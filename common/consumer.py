@@ -9,6 +9,7 @@ import redis
 from celery import Celery, bootsteps
 from celery.worker import state
 from celery.worker.consumer import Consumer
+from kombu.exceptions import KombuError
 
 log = logging.getLogger(__name__)
 _PROBE_KEY = "tokenmill:takes-writes"
@@ -39,13 +40,14 @@ class TakesWrites(bootsteps.StartStopStep):
         while not _ends():
             try:
                 with cast("Any", consumer).app.connection_for_write() as connection:
-                    connection.default_channel.client.set(_PROBE_KEY, "", px=1)
+                    # Not its default_channel, which would connect again and again.
+                    connection.channel().client.set(_PROBE_KEY, "", px=1)
             except redis.ResponseError as error:
                 if not said:
                     log.error("Redis refuses writes (%s); nothing is consumed until it takes them", error)
                     said = True
                 time.sleep(_PROBE_SECONDS)
-            except (redis.RedisError, OSError):
+            except (redis.RedisError, KombuError, OSError):
                 return  # Celery sees to a lost connection itself
             else:
                 if said:

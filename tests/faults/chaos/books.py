@@ -195,6 +195,7 @@ def _idle(site: Site, books: Books) -> None:
 
 def _at_work(site: Site, server: str) -> int | None:
     """The requests that run or wait at a model server; None while it starts."""
+    site.parts[server].look_after()  # one that was told to end drains first, and may have ended only now
     try:
         with urlopen(f"{site.url(server)}/v1/loads", timeout=10) as response:
             loads = msgspec.json.decode(response.read(), type=dict[str, Any])["loads"]
