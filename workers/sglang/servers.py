@@ -62,7 +62,7 @@ class ServerState(msgspec.Struct, frozen=True):
     in_flight: int
     answers: int  # accepted, since this worker knows it
     since: float  # seconds since the epoch when this state began
-    reason: str | None  # why it was last found down or unfit
+    reason: str | None  # what it last failed for, or why it is down or unfit
     version: str | None
 
 
@@ -228,6 +228,8 @@ class Servers:
 
     def ended_badly(self, server: Server, bad: BadAnswer, started: float) -> None:
         """A call that began at `started` (monotonic) did not give an accepted answer."""
+        if bad.rule.says is not Says.NOTHING:
+            server.reason = bad.detail
         match bad.rule.says:
             case Says.BUSY:
                 self._shun(server)
@@ -386,9 +388,6 @@ class Servers:
             )
             for server in self._servers
         ]
-
-    def __iter__(self) -> Any:
-        return iter(self._servers)
 
 
 def _usable(server: Server, *, alone: bool = False) -> bool:
