@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import UsageError
@@ -219,6 +219,7 @@ any_line = st.one_of(
 )
 
 
+@settings(max_examples=30)  # each repairs real files, with all their fsyncs
 @given(files=st.lists(st.lists(any_line, max_size=8), min_size=1, max_size=3), cut=st.integers(0, 200))
 def test_after_any_damage_a_repair_leaves_clean_files_and_every_whole_record(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[bytes]], cut: int
