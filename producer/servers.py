@@ -1,11 +1,11 @@
 """The servers of a job: which there are, and changes to them while it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from common.errors import ServerRefused, UsageError
+from common.errors import UsageError
 from common.ledger import Ledger
 from common.servers import urls_in_use
 from common.settings import Settings, server_url
@@ -29,9 +29,12 @@ def known_servers(settings: Settings, ledger: Ledger) -> list[dict[str, Any]]:
     return found
 
 
-def add_server(settings: Settings, facts: Any) -> None:
-    """Let the running job use the server with these facts (workers.sglang.preflight.ServerFacts), and note them.
+def add_server(
+    settings: Settings, facts: Any, refuse_other_model: Callable[[Any, Mapping[str, Any], str], None]
+) -> None:
+    """Let the running job use the server with these facts, and note them.
 
+    Facts and check are those of workers.sglang.preflight, which the command line loads for this side.
     Raises UsageError if nothing has run yet, and ServerRefused if it serves something else than the job's servers.
     """
     with reachable(settings):
@@ -39,12 +42,7 @@ def add_server(settings: Settings, facts: Any) -> None:
         model = ledger.model()
         if model is None:
             raise UsageError("nothing was enqueued yet; add the server to [server] urls in the configuration instead")
-        for what, name in (("model", "model_path"), ("weight version", "weight_version")):
-            if getattr(facts, name) != model[name]:
-                raise ServerRefused(
-                    f"{facts.url} serves {what} {getattr(facts, name)!r} and this job is made by {model[name]!r}; "
-                    "all servers of a job must serve the same model and weights"
-                )
+        refuse_other_model(facts, model, "this job is made by")
         found = msgspec.to_builtins(facts)
         refuse_dropped_parameters(found, model["sampling_params"])
         model["servers"] = _with(model["servers"], found)
@@ -56,12 +54,17 @@ def add_server(settings: Settings, facts: Any) -> None:
         ledger.close()
 
 
-def drain_server(settings: Settings, url: str) -> None:
-    """Let the running job ask nothing more of the server at `url`; raises UsageError if it does not use it."""
+def address(text: str) -> str:
+    """A server's address as it is kept; raises UsageError, with what is wrong, if it cannot be one."""
     try:
-        url = server_url(url)
+        return server_url(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def drain_server(settings: Settings, url: str) -> None:
+    """Let the running job ask nothing more of the server at `url`; raises UsageError if it does not use it."""
+    url = address(url)
     with reachable(settings):
         ledger = Ledger.connect(settings.redis_url)
         used = urls_in_use(settings.server.urls, ledger.server_changes())

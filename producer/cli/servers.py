@@ -59,18 +59,13 @@ def add(url: str, config: Path | None) -> int:
     key comes from [server.api_key_files] or TOKENMILL_SERVER__API_KEYS, else it is the one of all servers; the workers
     must have been started with it. Adding a drained server takes it again.
     """
-    from common.errors import UsageError
-    from common.settings import load_settings, server_url
+    from common.settings import load_settings
     from producer.cli.main import load
-    from producer.servers import add_server
+    from producer.servers import add_server, address
 
     settings = load_settings(config)
-    try:
-        url = server_url(url)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    facts, warnings = load("workers.sglang.preflight:preflight")([url], settings.api_key_of)
-    add_server(settings, facts[0])
+    facts, warnings = load("workers.sglang.preflight:preflight")([address(url)], settings.api_key_of)
+    add_server(settings, facts[0], load("workers.sglang.preflight:refuse_other_model"))
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{facts[0].url}: added; workers take it within seconds", err=True)

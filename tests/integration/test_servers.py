@@ -15,7 +15,7 @@ from producer.enqueue import write_run_file
 from producer.servers import add_server, drain_server, known_servers
 from tests.lines import write_config
 from tests.unit.preflight_steps import facts_of, sglang
-from workers.sglang.preflight import ServerFacts
+from workers.sglang.preflight import ServerFacts, refuse_other_model
 
 ONE, TWO = "http://127.0.0.1:30000", "http://one:30000"
 
@@ -23,6 +23,11 @@ ONE, TWO = "http://127.0.0.1:30000", "http://one:30000"
 def facts(**changes: Any) -> ServerFacts:
     """Those of a server at TWO."""
     return facts_of(sglang(**changes))
+
+
+def add(settings: Settings, facts: ServerFacts) -> None:
+    """What `tokenmill servers add` does once it knows the server."""
+    add_server(settings, facts, refuse_other_model)
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_the_urls_in_use_are_those_configured_and_added_without_the_drained(chan
 
 
 def test_an_added_server_is_noted_in_the_ledger_and_in_run_json(settings: Settings, ledger: Ledger) -> None:
-    add_server(settings, facts())
+    add(settings, facts())
     assert ledger.server_changes() == {TWO: "added"}
     kept = json.loads((settings.output / "run.json").read_bytes())
     assert [server["url"] for server in kept["servers"]] == [ONE, TWO]
@@ -62,7 +67,7 @@ def test_an_added_server_is_noted_in_the_ledger_and_in_run_json(settings: Settin
     assert model is not None
     assert model["servers"] == kept["servers"]
     assert "never-to-be-stored" not in json.dumps(kept)
-    add_server(settings, facts(version="0.5.20"))
+    add(settings, facts(version="0.5.20"))
     kept = json.loads((settings.output / "run.json").read_bytes())
     assert [(server["url"], server["version"]) for server in kept["servers"]] == [(ONE, "0.5.23"), (TWO, "0.5.20")]
 
@@ -70,7 +75,7 @@ def test_an_added_server_is_noted_in_the_ledger_and_in_run_json(settings: Settin
 def test_a_server_of_another_model_is_refused_and_nothing_is_changed(settings: Settings, ledger: Ledger) -> None:
     before = (settings.output / "run.json").read_bytes()
     with pytest.raises(ServerRefused, match="serves model 'models/b' and this job is made by 'models/a'"):
-        add_server(settings, facts(model_path="models/b"))
+        add(settings, facts(model_path="models/b"))
     assert ledger.server_changes() == {}
     assert (settings.output / "run.json").read_bytes() == before
 
@@ -78,23 +83,23 @@ def test_a_server_of_another_model_is_refused_and_nothing_is_changed(settings: S
 def test_a_router_is_not_added_where_it_would_drop_a_parameter(settings: Settings, ledger: Ledger) -> None:
     router = msgspec.structs.replace(facts(), router=True)
     with pytest.raises(ServerRefused, match="is a router, which drops logit_bias without a word"):
-        add_server(settings, router)
+        add(settings, router)
     assert ledger.server_changes() == {}
 
 
 def test_nothing_is_added_to_a_job_that_was_not_begun(valkey: str, ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing was enqueued yet"):
-        add_server(load_settings(write_config(tmp_path, valkey)), facts())
+        add(load_settings(write_config(tmp_path, valkey)), facts())
     assert ledger.server_changes() == {}
 
 
 def test_a_drained_server_is_taken_again_when_it_is_added(settings: Settings, ledger: Ledger) -> None:
-    add_server(settings, facts())
+    add(settings, facts())
     drain_server(settings, TWO + "/")
     assert ledger.server_changes() == {TWO: "drained"}
     with pytest.raises(UsageError, match=rf"{TWO} is no server of this job; it uses {ONE}"):
         drain_server(settings, TWO)
-    add_server(settings, facts())
+    add(settings, facts())
     assert ledger.server_changes() == {TWO: "added"}
 
 
@@ -106,7 +111,7 @@ def test_what_is_no_address_is_refused_without_telling_a_password(settings: Sett
 
 
 def test_the_list_tells_of_every_server_whether_a_worker_has_seen_it_or_not(settings: Settings, ledger: Ledger) -> None:
-    add_server(settings, facts())
+    add(settings, facts())
     ledger.change_server("http://three", "added")
     ledger.change_server("http://three", "drained")
     seen = {"url": ONE, "state": "up", "in_flight": 3, "answers": 7, "since": 1.0, "reason": None, "version": "0.5.23"}
