@@ -25,8 +25,8 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     from common.errors import UsageError
     from common.ledger import Ledger
     from common.settings import load_settings
-    from producer.cli.main import load
-    from producer.enqueue import ask_for_a_tick, choose, model_facts, refuse_changes, register
+    from producer.cli.facts import checked_facts
+    from producer.enqueue import ask_for_a_tick, choose, register
     from producer.run import exit_code, restore_books, stderr_console, watch
     from producer.sources import follow_sources, refuse_replaced
 
@@ -37,12 +37,7 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     if not accept_changes:
         refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
-    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
-    for sentence in warnings:
-        click.echo(f"warning: {sentence}", err=True)
-    facts = model_facts(settings, servers)
-    if not accept_changes:
-        refuse_changes(settings.output, facts)
+    facts = checked_facts(settings, accept_changes=accept_changes)
     for note in follow_sources(settings, ledger, chosen):
         click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)

@@ -73,8 +73,8 @@ def demo(output: Path) -> int:
 def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> int:
     from common.ledger import Ledger
     from common.settings import load_settings
-    from producer.cli.main import load
-    from producer.enqueue import choose, model_facts, refuse_changes
+    from producer.cli.facts import checked_facts
+    from producer.enqueue import choose
     from producer.run import exit_code
     from producer.run import run as run_job
     from producer.sources import refuse_replaced
@@ -85,12 +85,7 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> i
         refuse_replaced(settings.output, datasets)
     if not settings.embedded:
         Ledger.connect(settings.redis_url).close()
-    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
-    for sentence in warnings:
-        click.echo(f"warning: {sentence}", err=True)
-    facts = model_facts(settings, servers)
-    if not accept_changes:
-        refuse_changes(settings.output, facts)
+    facts = checked_facts(settings, accept_changes=accept_changes)
     last, interrupted = run_job(settings, config, datasets, facts, console)
     _summary(last, settings.output, console)
     if interrupted:

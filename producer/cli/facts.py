@@ -1,0 +1,25 @@
+"""What `run` and `enqueue` ask of the servers before they write anything."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from common.settings import Settings
+
+
+def checked_facts(settings: "Settings", *, accept_changes: bool) -> dict[str, Any]:
+    """What the job is made with; says what is known to go wrong with its servers.
+
+    Raises ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
+    """
+    from producer.cli.main import load
+    from producer.enqueue import model_facts, refuse_changes
+
+    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
+    for sentence in warnings:
+        click.echo(f"warning: {sentence}", err=True)
+    facts = model_facts(settings, servers)
+    if not accept_changes:
+        refuse_changes(settings.output, facts)
+    return facts
