@@ -210,7 +210,8 @@ def test_messages_are_acked_at_the_claim_and_term_gives_everything_back(job: Job
 
 def test_term_lets_answers_in_flight_end_first(job: Job, ledger: Ledger) -> None:
     fill(ledger, "A", 8)
-    with serving(latency_mean_seconds=1.0) as served:
+    # Long enough for TERM to be heard on a busy machine before the first answers end, and others begin.
+    with serving(latency_mean_seconds=4.0) as served:
         job.start(served, drain_seconds=ENDLESS)
         job.send(range(8), per_message=4)
         wait_until("four are generated", lambda: served.running() == 4)
