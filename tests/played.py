@@ -11,7 +11,7 @@ import pytest
 from tests.over_httpx import OverHttpx
 from workers.sglang.answer import Acceptance, Answer, BadAnswer
 from workers.sglang.client import SGLangClient
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 
 URL = "http://one:30000"
 TWO, THREE = "http://two:30000", "http://three:30000"

@@ -24,7 +24,7 @@ from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
 from workers.sglang.client import SGLangClient
 from workers.sglang.preflight import read_facts, refuse, refuse_other_model
-from workers.sglang.servers import Server
+from workers.sglang.server import Server
 from workers.sglang.watch import Patience
 
 log = logging.getLogger(__name__)

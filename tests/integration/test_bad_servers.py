@@ -19,7 +19,7 @@ from workers.sglang.answer import MOST_DETAIL_CHARACTERS, Acceptance, Answer, Ba
 from workers.sglang.client import SGLangClient
 from workers.sglang.http import AiohttpHttp
 from workers.sglang.preflight import ANSWER_SECONDS, read_facts
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 from workers.sglang.watch import Patience
 
 KEY = "sesame"

@@ -21,7 +21,7 @@ from common.segments import records
 from tests.integration.worker_steps import SAMPLING, Server, Worker, assert_books_agree, fill, prompt_of, until, working
 from workers.sglang.answer import REASONS, Outcome
 from workers.sglang.client import MAX_TRIES
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 from workers.sglang.simulator.answers import Answers
 from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
 from workers.sglang.watch import Patience

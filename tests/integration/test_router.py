@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.ledger import Ledger
 from tests.integration.worker_steps import Server, assert_books_agree, fill, run, until, working
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 
 PAUSES = Pauses(first_seconds=0.01, longest_seconds=0.05, trial_seconds=0.5)
 

@@ -22,7 +22,7 @@ from tests.integration.worker_steps import (
     until,
     working,
 )
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 from workers.sglang.simulator.answers import Answers
 from workers.sglang.simulator.faults import Fault
 from workers.sglang.watch import Patience

@@ -27,7 +27,7 @@ from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
 from workers.sglang.client import SGLangClient
-from workers.sglang.servers import Pauses
+from workers.sglang.server import Pauses
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.server import Simulator
 from workers.sglang.watch import Patience

@@ -20,7 +20,8 @@ from tests.played import (
 )
 from workers.sglang.answer import REASONS, BadAnswer, Says
 from workers.sglang.client import SGLangClient
-from workers.sglang.servers import FAILURES_TO_OPEN, Pauses
+from workers.sglang.server import Pauses
+from workers.sglang.servers import FAILURES_TO_OPEN
 
 
 def test_failures_in_a_row_open_the_breaker_and_a_trial_closes_it() -> None:

@@ -31,7 +31,7 @@ from tests.played import (
 )
 from workers.sglang.answer import Answer, BadAnswer, Outcome
 from workers.sglang.client import MAX_DEATHS, MAX_TRIES, MAX_UNPROVEN, Sampling, SGLangClient, _broken
-from workers.sglang.servers import Pauses, Server
+from workers.sglang.server import Pauses, Server
 from workers.sglang.watch import Patience
 
 

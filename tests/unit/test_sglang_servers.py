@@ -27,7 +27,7 @@ from tests.played import (
 )
 from workers.sglang.answer import BadAnswer, Outcome
 from workers.sglang.client import SGLangClient
-from workers.sglang.servers import Pauses, Server
+from workers.sglang.server import Pauses, Server
 
 QUEUE_FULL = b'{"object":"error","message":"The request queue is full.","type":"503","code":503}'
 

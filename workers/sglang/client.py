@@ -16,7 +16,8 @@ from common.errors import ConfigError
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, Says, refusal
 from workers.sglang.http import AiohttpHttp, Http
 from workers.sglang.inquiry import cause
-from workers.sglang.servers import Health, Pauses, Server, Servers, ServerState
+from workers.sglang.server import Health, Pauses, Server, ServerState
+from workers.sglang.servers import Servers
 from workers.sglang.watch import Call, Patience, Watch
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import msgspec
 
 from workers.sglang.answer import BadAnswer
 from workers.sglang.http import Http
-from workers.sglang.servers import Health, Server
+from workers.sglang.server import Health, Server
 
 log = logging.getLogger(__name__)
 # The scheduler answers /get_server_info between two steps; one that does not for so long, so often, hangs.
