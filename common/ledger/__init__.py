@@ -23,9 +23,24 @@ from common.settings import DatasetSettings
 
 # A call carries at most this many samples: Lua can unpack some 8,000 values, and 500 take Redis about 5 ms.
 _CALL = 500
+# A sample that lost so many workers is a suspect: a worker gets one at a time. With 128 in flight at each death, the
+# other 127 would end with the one that kills.
+SUSPECT_AFTER = 2
+# A suspect is not what kills a worker that lives for so long after it claimed it.
+_ALONE_MS = 10_000
 # A frozen Redis is waited for: the socket gives up after 30 s, and the call is made again (scripts are idempotent).
 _SOCKET_SECONDS = 30
-__all__ = ["ENDED_STATES", "OPEN_STATES", "Claimed", "DatasetState", "Lapsed", "Ledger", "ServerChange", "Settled"]
+__all__ = [
+    "ENDED_STATES",
+    "OPEN_STATES",
+    "SUSPECT_AFTER",
+    "Claimed",
+    "DatasetState",
+    "Lapsed",
+    "Ledger",
+    "ServerChange",
+    "Settled",
+]
 
 ServerChange = Literal["added", "drained"]
 OPEN_STATES = ("open", "closing")
@@ -153,7 +168,13 @@ class Ledger:
         refused: dict[int, str] = {}
         for part in parts(indices, _CALL):
             words, payloads = _scripts.claim(
-                self.redis, _keys.keys_of(dataset), owner=owner, lease_ms=round(lease_seconds * 1000), indices=part
+                self.redis,
+                _keys.keys_of(dataset),
+                owner=owner,
+                lease_ms=round(lease_seconds * 1000),
+                suspect_after=SUSPECT_AFTER,
+                alone_ms=_ALONE_MS,
+                indices=part,
             )
             for index, word, payload in zip(part, words, payloads, strict=True):
                 if isinstance(word, int):
@@ -229,12 +250,15 @@ class Ledger:
     # What the keeper does
 
     def expire(self, dataset: str, *, max_tries: int, hold_seconds: float = 60) -> tuple[list[Lapsed], list[Lapsed]]:
-        """Take back samples whose lease ran out; answers those queued again, and those that used up their tries."""
+        """Take back samples whose lease ran out; answers those queued again, and those that are to be rejected.
+
+        These lost `max_tries` workers, or one that had no other suspect when it was last heard of.
+        """
         back, ended = _scripts.expire(
             self.redis, _keys.keys_of(dataset), max_tries=max_tries, limit=_CALL, hold_ms=round(hold_seconds * 1000)
         )
         return (
-            [Lapsed(index, 0, owner.decode()) for index, owner in parts(back, 2)],
+            [Lapsed(index, attempt, owner.decode()) for index, attempt, owner in parts(back, 3)],
             [Lapsed(index, attempt, owner.decode()) for index, attempt, owner in parts(ended, 3)],
         )
 
@@ -243,6 +267,18 @@ class Ledger:
         seconds, microseconds = self.redis.time()
         now_ms = seconds * 1000 + microseconds // 1000
         return self.redis.zcount(_keys.keys_of(dataset).leases, "-inf", now_ms)
+
+    def pull_back(self, dataset: str, now_ms: int, lease_seconds: float) -> None:
+        """After Redis's clock was set back: no message was sent later than now, no lease lasts longer than a new one.
+
+        Else the samples of what died or was lost before that would wait for the old time to come again.
+        """
+        keys = _keys.keys_of(dataset)
+        for key, latest_ms in ((keys.queued, now_ms), (keys.leases, now_ms + round(lease_seconds * 1000))):
+            late = cast("list[bytes]", self.redis.zrange(key, cast("Any", f"({latest_ms}"), "+inf", byscore=True))  # type: ignore[arg-type]
+            if late:
+                # Only what is still there, and only down: a claim or a renewal in the meantime stays.
+                self.redis.zadd(key, dict.fromkeys(late, latest_ms), xx=True, lt=True)
 
     def due(self, dataset: str, before_ms: int, limit: int = 10 * _CALL) -> list[int]:
         """Queued samples whose message was last sent at or before `before_ms`; 0 asks for those to be sent at once."""
@@ -317,6 +353,10 @@ class Ledger:
         ours = [name for name in self.committed() if name.startswith(f"{dataset}/")]
         if ours:
             self.redis.hdel(_keys.SEGMENTS, *ours)
+        leases = _keys.keys_of(dataset).leases.encode()
+        noted = cast("list[bytes]", self.redis.hkeys(_keys.SUSPECTS))
+        if suspects := [name for name in noted if name.rpartition(b" ")[0] == leases]:
+            self.redis.hdel(_keys.SUSPECTS, *suspects)
         self.redis.zrem(_keys.DATASETS, dataset)
         self.redis.delete(*_keys.dataset_keys(dataset))
 

@@ -7,6 +7,7 @@ tokenmill:model                    string       what the servers serve (JSON)
 tokenmill:servers                  hash         url -> added or drained, while the job runs
 tokenmill:failed_attempts          hash         "process start" -> reason -> attempts (JSON)
 tokenmill:keeper                   string       the keeper's lock
+tokenmill:suspects                 hash         "key-of-the-leases index" -> "ms until which it is alone, worker"
 tokenmill:d:<dataset>:state        hash         settings, state, cursor, sums
 tokenmill:d:<dataset>:done         bitmap       by index: a record or a reject exists
 tokenmill:d:<dataset>:attempts     string       by index, 6 bytes big-endian: its last attempt
@@ -31,6 +32,7 @@ MODEL = _PREFIX + "model"
 SERVERS = _PREFIX + "servers"
 FAILED_ATTEMPTS = _PREFIX + "failed_attempts"
 KEEPER = _PREFIX + "keeper"
+SUSPECTS = _PREFIX + "suspects"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Keys:
     datasets: str = DATASETS
     segments: str = SEGMENTS
     workers: str = WORKERS
+    suspects: str = SUSPECTS
 
 
 _OF_DATASET = (

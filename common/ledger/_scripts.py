@@ -68,9 +68,11 @@ def feed(call: Call, before: str, after: str, ended: bool, rejected: int, rows: 
 
 
 @_script
-def claim(call: Call, owner: str, lease_ms: int, indices: Sequence[int]) -> tuple[list[int | str], list[bytes]]:
+def claim(
+    call: Call, owner: str, lease_ms: int, suspect_after: int, alone_ms: int, indices: Sequence[int]
+) -> tuple[list[int | str], list[bytes]]:
     """Hand samples out. Answers, by index, the attempt or the word that says why there is none, and the payload."""
-    words, payloads = call(owner, lease_ms, *indices)
+    words, payloads = call(owner, lease_ms, suspect_after, alone_ms, *indices)
     return [word if isinstance(word, int) else _text(word) for word in words], list(payloads)
 
 
@@ -100,7 +102,7 @@ def reject(call: Call, rebuild: bool, samples: Sequence[Argument]) -> list[int]:
 
 @_script
 def expire(call: Call, max_tries: int, limit: int, hold_ms: int) -> tuple[list[Any], list[Any]]:
-    """Take back lapsed leases. Answers flat (index owner) and (index attempt owner) lists."""
+    """Take back lapsed leases. Answers two flat (index attempt owner) lists: queued again, and ended."""
     back, ended = call(max_tries, limit, hold_ms)
     return list(back), list(ended)
 

@@ -34,7 +34,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """A sample whose attempt lost its lease."""
+    """A sample whose attempt lost its lease: that attempt, and the worker that made it."""
 
     index: int
     attempt: int

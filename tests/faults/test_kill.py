@@ -3,12 +3,16 @@
 import os
 import signal
 from collections.abc import Callable
+from typing import cast
 
 import pytest
+import redis
 
 from common.ledger import DatasetState
+from common.ledger._keys import keys_of
+from common.rejects import read_rejects
 from tests.conftest import wait_until
-from tests.faults.harness import Job, Simulator
+from tests.faults.harness import DATASET, PATIENCE_SECONDS, Job, Simulator
 
 Make = Callable[..., tuple[Job, Simulator]]
 
@@ -34,6 +38,42 @@ def test_a_run_survives_the_death_of_control_piece_by_piece(make_job: Make) -> N
         job.wait_for_another(role, pid)
     job.finish(run)
     job.check()
+
+
+@pytest.mark.timeout(200)  # two dozen suspects, one at each of the keeper's ticks
+def test_a_sample_that_kills_its_worker_is_rejected_and_what_flew_with_it_is_answered(make_job: Make) -> None:
+    """The test is what kills: it does so whenever the ledger says that this sample is in flight."""
+    poison, rows = 18, 30
+    job, _ = make_job(rows=rows, pace=("--latency-mean", "0.6", "--latency-cv", "0.1"))
+    job.configure(allowed_failures=0.1)
+    run = job.start()
+    job.wait_for("samples are in flight", lambda state: state.in_flight)
+    attempts: set[bytes] = set()
+    for beside in (rows - 2, rows - 2, 0):
+        _kill_what_has(job, poison, attempts, beside)
+    job.finish(run)
+    assert len(attempts) == 3
+    rejected = read_rejects(job.output, DATASET).rows
+    assert {index: row.reason for index, row in rejected.items() if index not in job.bad} == {poison: "worker_lost"}
+    job.bad.add(poison)
+    assert len(job.check()) == rows - len(job.bad)
+
+
+def _kill_what_has(job: Job, index: int, attempts: set[bytes], beside: int) -> None:
+    """Wait for another attempt at sample `index` than these, with so many in flight beside it, and kill its worker."""
+    keys = keys_of(DATASET)
+    with redis.Redis(unix_socket_path=str(job.settings.redis_socket), socket_timeout=5) as client:
+
+        def attempt() -> bytes:
+            return cast("bytes", client.getrange(keys.attempts, index * 6, index * 6 + 5))
+
+        def flies() -> bool:
+            return attempt() not in attempts | {b""} and client.zcard(keys.leases) > beside
+
+        wait_until(f"a worker has sample {index}, and {beside} beside", flies, PATIENCE_SECONDS)
+        job.signal("worker", signal.SIGKILL)
+        attempts.add(attempt())
+        assert client.zscore(keys.leases, str(index)) is not None
 
 
 def test_all_die_and_the_run_is_started_again_at_once(make_job: Make) -> None:

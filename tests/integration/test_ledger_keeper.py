@@ -26,7 +26,7 @@ def test_a_lease_that_ran_out_brings_its_sample_back(ledger: Ledger) -> None:
     lost, kept = claim(ledger, 0, 1)
     lapse(ledger, lost)
 
-    assert ledger.expire("b1", max_tries=3) == ([Lapsed(0, 0, "w1")], [])
+    assert ledger.expire("b1", max_tries=3) == ([Lapsed(0, lost.attempt, "w1")], [])
     assert counts(ledger) == (2, 1, 0, 0)
     assert ledger.due("b1", 0) == [0]
     assert ledger.redis.hgetall(KEYS.owners) == {b"1": b"w1"}

@@ -1,7 +1,6 @@
 """Any interleaving of feeds, workers and keepers leaves the ledger as a plain model says: nothing lost or twice."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -16,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from common.ledger import Lapsed, Ledger, Settled
-from common.ledger._lengths import bucket_of
+from common.ledger import SUSPECT_AFTER, Lapsed, Ledger, Settled
+from tests.integration.ledger_model import Model, Sample
 from tests.integration.ledger_steps import HOUR, KEYS
 from tests.integration.ledger_steps import settings as dataset
 
@@ -25,70 +24,6 @@ OWNERS = st.sampled_from(["w1", "w2", "w3"])
 TOKENS = st.integers(0, 400)
 REASONS = st.sampled_from(["empty", "too_long"])
 FLAGS = st.sampled_from([(), ("loop",), ("loop", "truncated")])
-
-
-@dataclass
-class Sample:
-    """One fed row as the model knows it."""
-
-    at: str = "queued"  # queued, leased, done, rejected
-    attempt: int = 0  # the highest one handed out
-    used_up: bool = False  # its attempt ended in a reject
-    owner: str = ""
-    lapsed: bool = False
-    send_now: bool = False
-    tries: int = 0
-    tokens: int = 0  # of its record
-    flags: tuple[str, ...] = ()
-    reason: str = ""  # of its reject
-
-
-@dataclass
-class Model:
-    """b1 as a dictionary and some sums."""
-
-    samples: dict[int, Sample] = field(default_factory=dict)
-    cursor: str = ""
-    ended: bool = False
-    state: str = "open"
-    room: int = 0
-    cap: int = 1000
-    sums: Counter[str] = field(default_factory=Counter)
-    rejects: Counter[str] = field(default_factory=Counter)
-    flags: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    longest: int = 0
-
-    def at(self, *places: str) -> set[int]:
-        return {index for index, sample in self.samples.items() if sample.at in places}
-
-    def current(self, index: int, attempt: int) -> bool:
-        """Whether `attempt` is the last one of its sample, and was not rejected."""
-        sample = self.samples.get(index)
-        return sample is not None and sample.attempt == attempt and not sample.used_up
-
-    def counts(self, index: int, attempt: int) -> bool:
-        """Whether a record of `attempt` counts: again, or since no later attempt is known and the row is not done."""
-        sample = self.samples.get(index, Sample())
-        return self.current(index, attempt) or (sample.at in {"queued", "leased"} and attempt > sample.attempt)
-
-    def reject(self, index: int, reason: str) -> None:
-        sample = self.samples[index]
-        sample.at, sample.used_up, sample.reason = "rejected", True, reason
-        self.sums["rejected"] += 1
-        self.rejects[reason] += 1
-
-    def settle(self, index: int, tokens: int, flags: tuple[str, ...]) -> None:
-        sample = self.samples[index]
-        sample.at, sample.tokens, sample.flags = "done", tokens, flags
-        self.sums.update(done=1, prompt_tokens=100, completion_tokens=tokens, squared_tokens=tokens**2)
-        self.flags.update(flags)
-        self.lengths[bucket_of(tokens)] += 1
-        self.longest = max(self.longest, tokens)
-
-    def queue(self, index: int) -> None:
-        sample = self.samples[index]
-        sample.at, sample.owner, sample.lapsed, sample.send_now = "queued", "", False, True
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -102,12 +37,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def register(self) -> None:
-        """Start where work can be done: an open dataset with samples and room."""
+        """Start where work can be done: an open dataset with samples and room; three are suspects, which are rare."""
         self.ledger.redis.flushdb()
         assert self.ledger.register(dataset(cap_tokens=self.model.cap)) == "new"
         samples = [(index, b"%d" % index) for index in range(4)]
         self.ledger.feed("b1", before="", after="4", ended=False, rejected=[], samples=samples)
         self.model.cursor, self.model.samples = "4", {index: Sample() for index, _ in samples}
+        for index in (0, 1, 2):
+            self.ledger.redis.hset(KEYS.tries, str(index), SUSPECT_AFTER)
+            self.model.samples[index].tries = SUSPECT_AFTER
         self.admit_some()
 
     @rule(data=st.data())
@@ -122,6 +60,8 @@ class LedgerMachine(RuleBasedStateMachine):
             acts += ["settle", "settle", "release", "release", "release", "reject", "renew", "renew"]
         if self.model.at("leased"):
             acts += ["lapse", "lapse"]
+        if self.model.alone():
+            acts += ["outlive"]
         if self.model.at("done", "rejected"):
             acts += ["recover"]
         getattr(self, data.draw(st.sampled_from(acts), label="act"))(data)
@@ -174,30 +114,39 @@ class LedgerMachine(RuleBasedStateMachine):
         claimed, refused = self.ledger.claim("b1", owner, HOUR, indices)
 
         expected: list[int] = []
+        words: dict[int, str] = {}
         for index in indices:
             sample = self.model.samples.get(index)
-            word = self.word(sample)
+            word = self.word(sample, owner)
             if sample is None or word:
-                assert refused[index] == word
+                words[index] = word
+                if sample is not None and word == "alone":
+                    sample.send_now = True
                 continue
             expected.append(index)
             self.model.room -= 1
             attempt = next(one.attempt for one in claimed if one.index == index)
             assert attempt > sample.attempt
-            self.model.samples[index] = Sample("leased", attempt, owner=owner, tries=sample.tries)
+            alone_with = owner if sample.tries >= SUSPECT_AFTER else ""
+            self.model.samples[index] = Sample(
+                "leased", attempt, owner=owner, tries=sample.tries, alone_with=alone_with
+            )
             self.handed.append((index, attempt))
+        assert refused == words
         assert [one.index for one in claimed] == expected
         assert [one.payload for one in claimed] == [b"%d" % index for index in expected]
 
-    def word(self, sample: Sample | None) -> str:
-        """Why `sample` cannot be claimed now."""
+    def word(self, sample: Sample | None, owner: str) -> str:
+        """Why `sample` cannot be claimed by `owner` now."""
         if sample is None:
             return "unknown"
         if sample.at != "queued":
             return "leased" if sample.at == "leased" else "done"
         if self.model.state != "open":
             return "paused" if self.model.state == "paused" else "capped"
-        return "" if self.model.room > 0 else "capped"
+        if self.model.room <= 0:
+            return "capped"
+        return "alone" if sample.tries >= SUSPECT_AFTER and owner in self.model.alone().values() else ""
 
     def renew(self, data: st.DataObject) -> None:
         samples, owner = self.some_handed(data), data.draw(OWNERS, label="owner")
@@ -207,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for index, attempt in samples:
             sample = self.model.samples.get(index)
             if sample and self.model.current(index, attempt) and sample.at in {"queued", "leased"}:
-                self.model.samples[index] = Sample("leased", attempt, owner=owner, tries=sample.tries)
+                self.model.samples[index] = replace(sample, at="leased", owner=owner, lapsed=False)
 
     def settle(self, data: st.DataObject) -> None:
         """Early, late, or twice."""
@@ -254,17 +203,30 @@ class LedgerMachine(RuleBasedStateMachine):
         for index in indices:
             self.model.samples[index].lapsed = True
 
+    def outlive(self, data: st.DataObject) -> None:
+        """Some suspects are renewed when their time alone is over."""
+        alone = self.model.alone()
+        indices = data.draw(st.sets(st.sampled_from(sorted(alone)), min_size=1), label="suspects")
+        now_ms = self.ledger.snapshot("b1").now_ms
+        for index in indices:
+            sample = self.model.samples[index]
+            self.ledger.redis.hset(KEYS.suspects, f"{KEYS.leases} {index}", f"{now_ms} {sample.alone_with}")
+            assert self.ledger.renew("b1", sample.owner, HOUR, [(index, sample.attempt)]) == []
+            sample.alone_with, sample.lapsed = "", False
+
     def expire(self, data: st.DataObject) -> None:
-        max_tries = data.draw(st.integers(1, 4), label="max_tries")
+        max_tries = data.draw(st.sampled_from([1, 2, 3, 4, 10, 10, 10]), label="max_tries")
         lapsed = {
             index: sample for index, sample in self.model.samples.items() if sample.at == "leased" and sample.lapsed
         }
         back, ended = self.ledger.expire("b1", max_tries=max_tries, hold_seconds=HOUR)
 
-        held = {index for index, sample in lapsed.items() if sample.tries + 1 >= max_tries}
+        held = {index for index, sample in lapsed.items() if sample.tries + 1 >= max_tries or sample.alone_with}
         by_index = attrgetter("index")
-        assert sorted(ended, key=by_index) == [Lapsed(i, lapsed[i].attempt, lapsed[i].owner) for i in sorted(held)]
-        assert sorted(back, key=by_index) == [Lapsed(i, 0, lapsed[i].owner) for i in sorted(lapsed.keys() - held)]
+        for answer, indices in ((back, lapsed.keys() - held), (ended, held)):
+            assert sorted(answer, key=by_index) == [
+                Lapsed(i, lapsed[i].attempt, lapsed[i].owner) for i in sorted(indices)
+            ]
         self.model.sums["expired"] += len(lapsed)
         for index, sample in lapsed.items():
             sample.tries += 1
@@ -362,6 +324,16 @@ class LedgerMachine(RuleBasedStateMachine):
             index: sample.owner for index, sample in waiting.items() if sample.at == "leased"
         }
         assert {int(i): int(n) for i, n in tries.items()} == {i: s.tries for i, s in waiting.items() if s.tries}
+
+    @invariant()
+    def no_worker_has_two_suspects_that_may_kill_it(self) -> None:
+        notes = cast("dict[bytes, bytes]", self.ledger.redis.hgetall(KEYS.suspects))
+        alone = {int(name.split()[1]): note.decode().split()[1] for name, note in notes.items()}
+
+        assert alone == self.model.alone()
+        assert len(set(alone.values())) == len(alone)
+        assert alone.keys() <= self.model.at("leased")
+        assert all(self.model.samples[index].tries >= SUSPECT_AFTER for index in alone)
 
     @invariant()
     def every_sum_is_that_of_the_model(self) -> None:

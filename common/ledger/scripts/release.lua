@@ -1,5 +1,5 @@
 -- release: give samples back to the queue; the keeper sends them again at once.
--- KEYS: attempts queued leases owners tries
+-- KEYS: attempts queued leases owners tries suspects
 -- ARGV: failed samples...
 --   failed: 1 if the attempt failed and counts against the sample's tries, 0 if the worker merely stops
 --   samples: (index attempt) pairs
@@ -11,6 +11,7 @@ for at = 2, #ARGV, 2 do
   if #current == 6 and struct.unpack('>I6', current) == tonumber(ARGV[at + 1])
      and redis.call('ZREM', KEYS[3], index) == 1 then
     redis.call('HDEL', KEYS[4], index)
+    redis.call('HDEL', KEYS[6], KEYS[3] .. ' ' .. index)
     redis.call('ZADD', KEYS[2], 0, index)
     if ARGV[1] == '1' then redis.call('HINCRBY', KEYS[5], index, 1) end
     n = n + 1

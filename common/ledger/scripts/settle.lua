@@ -1,5 +1,5 @@
 -- settle: count samples whose records are durable in a segment, each once.
--- KEYS: state done attempts queued leases owners payloads tries lengths flags segments
+-- KEYS: state done attempts queued leases owners payloads tries lengths flags segments suspects
 -- ARGV: segment committed_bytes rebuild samples...
 --   segment, committed_bytes: the file, and its length up to which every record is settled by this call; it is noted
 --   only if all records count, since a caller that dies before it has voided the others must leave them to be found
@@ -8,7 +8,7 @@
 -- ANSWERS: one entry a sample: 1 it counts (also when asked again), 0 superseded by another attempt: void its record
 -- An attempt that the ledger does not know is newer than all it knows: Redis lost its last second. It counts. An older
 -- one never does: its worker may have been told so, and be about to void the record.
-local answers, removed, buckets, flags = {}, {}, {}, {}
+local answers, removed, notes, buckets, flags = {}, {}, {}, {}, {}
 local superseded = 0
 local samples, prompt, completion, cached, squares, most = 0, 0, 0, 0, 0, 0
 for at = 4, #ARGV, 7 do
@@ -33,6 +33,7 @@ for at = 4, #ARGV, 7 do
     buckets[ARGV[at + 5]] = (buckets[ARGV[at + 5]] or 0) + 1
     for flag in string.gmatch(ARGV[at + 6], '[^,]+') do flags[flag] = (flags[flag] or 0) + 1 end
     removed[#removed + 1] = index
+    notes[#notes + 1] = KEYS[5] .. ' ' .. index
     answers[#answers + 1] = 1
   end
 end
@@ -52,6 +53,7 @@ if samples > 0 then
   redis.call('HDEL', KEYS[6], unpack(removed))
   redis.call('HDEL', KEYS[7], unpack(removed))
   redis.call('HDEL', KEYS[8], unpack(removed))
+  redis.call('HDEL', KEYS[12], unpack(notes))
 end
 if superseded == 0 and ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
   redis.call('HSET', KEYS[11], ARGV[1], ARGV[2])
