@@ -76,6 +76,8 @@ class Load:
     cached_tokens: int = 0  # evictable
     cache_hit_rate: float = 0.0
     new_token_ratio: float = 0.0
+    decode_steps: int = 0  # since the start
+    decoded_tokens: int = 0  # in them: all but the first of each answer
 
 
 class Engine(ABC):

@@ -149,6 +149,7 @@ def loads(config: SimulatorConfig, load: Load) -> dict[str, Any]:
         "gen_throughput": load.tokens_per_second,
         "cache_hit_rate": load.cache_hit_rate,
         "utilization": load.running / config.effective_max_running_requests,
+        **_decode_moments(config, load),
         "queues": {
             "waiting": load.waiting,
             "grammar": 0,
@@ -164,6 +165,17 @@ def loads(config: SimulatorConfig, load: Load) -> dict[str, Any]:
         "num_accelerators": 1,
         "loads": [rank],
     }
+
+
+def _decode_moments(config: SimulatorConfig, load: Load) -> dict[str, Any]:
+    """Sums over decode steps: 1, the batch, its us, and the products; the last is of tokens. The times are not kept.
+
+    The real server leaves out the steps next to a prefill.
+    """
+    if not PROFILES[config.profile].newest:
+        return {}
+    sums = [load.decode_steps, load.decoded_tokens, 0, 0, 0, load.decoded_tokens]
+    return {"decode_moments": [float(each) for each in sums] if load.decode_steps else None}
 
 
 def get_load(load: Load) -> list[dict[str, Any]]:
@@ -206,6 +218,9 @@ def metrics(config: SimulatorConfig, load: Load, totals: Totals) -> str:
         ("num_requests_total", "counter", "Number of requests processed.", requests, ended),
         ("num_aborted_requests_total", "counter", "Number of requests aborted.", model, totals.aborted),
     ]
+    if load.decode_steps:  # the other models of time have none
+        decoded = f'{scheduler},mode="decode"'
+        rows.append(("realtime_tokens_total", "counter", "Tokens by mode.", decoded, load.decoded_tokens))
     return "".join(
         f"# HELP sglang:{metric} {about}\n# TYPE sglang:{metric} {kind}\nsglang:{metric}{{{labels}}} {float(value)}\n"
         for metric, kind, about, labels, value in rows

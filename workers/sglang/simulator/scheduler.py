@@ -42,6 +42,7 @@ class StepEngine(Engine):
         self._own_tokens = 0  # KV slots in use outside the prefix cache
         self._step_ends_at: float | None = None
         self._steps = 0  # decode steps done
+        self._decoded_tokens = 0
         self._last_steps: dict[int, list[Sequence]] = {}
         self._batch: list[Sequence] = []  # in the prefill of this step
         self._chunked: Sequence | None = None
@@ -78,6 +79,8 @@ class StepEngine(Engine):
             cached_tokens=self._evictable_tokens(),
             cache_hit_rate=self._hit_tokens / self._prompt_tokens if self._prompt_tokens else 0.0,
             new_token_ratio=self.new_token_ratio,
+            decode_steps=self._steps,
+            decoded_tokens=self._decoded_tokens,
         )
 
     def ends_in_this_step(self, rid_prefix: str) -> bool:
@@ -230,6 +233,7 @@ class StepEngine(Engine):
 
     def _end_decode(self, now: float) -> None:
         self._steps += 1
+        self._decoded_tokens += len(self.running)
         for sequence in self._last_steps.pop(self._steps, ()):
             # One that was retracted, or aborted, stays filed under the step that would have been its last.
             if sequence.end is None and sequence.last_step == self._steps:
