@@ -18,7 +18,7 @@ from kombu.serialization import disable_insecure_serializers
 from common.records import Index
 from common.settings import Settings
 
-GENERATE, KEEP, FEED = "generate", "keep", "feed"
+GENERATE, KEEP, FEED, RESTORE = "generate", "keep", "feed", "restore"
 GENERATE_QUEUE, CONTROL_QUEUE, PRODUCE_QUEUE = "generate", "control", "produce"
 # A message held unclaimed for this long is offered to the other workers as well; the ledger lets one of them have it.
 # Messages are acked at the claim, so no answer, however long, is ever measured against this. It is also how long the
@@ -43,6 +43,7 @@ def make_celery(name: str, settings: Settings) -> Celery:
             GENERATE: {"queue": GENERATE_QUEUE},
             KEEP: {"queue": CONTROL_QUEUE},
             FEED: {"queue": PRODUCE_QUEUE},
+            RESTORE: {"queue": PRODUCE_QUEUE},
         },
         task_create_missing_queues=False,
         task_default_queue=CONTROL_QUEUE,
@@ -73,7 +74,7 @@ def make_celery(name: str, settings: Settings) -> Celery:
         worker_send_task_events=True,
         task_send_sent_event=False,
         # The keeper's clock. In memory: a tick missed while control was down is not made up for.
-        beat_scheduler="celery.beat:Scheduler",
+        beat_scheduler="common.beat:Steady",
         beat_schedule={"keep": {"task": KEEP, "schedule": KEEP_SECONDS, "options": {"expires": 5 * KEEP_SECONDS}}},
     )
     return app
@@ -109,6 +110,10 @@ class Sender:
     def feed(self, dataset: str) -> None:
         """Ask for the next rows of `dataset`."""
         self._app.send_task(FEED, args=[dataset], argsrepr=dataset)
+
+    def restore(self) -> None:
+        """Ask for the books of what Redis has forgotten to be built anew."""
+        self._app.send_task(RESTORE)
 
 
 def describe(dataset: str, indices: Sequence[int]) -> str:

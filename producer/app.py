@@ -4,12 +4,13 @@ from functools import cache
 
 from celery import Celery
 
-from common.broker import FEED, make_celery
+from common.broker import FEED, RESTORE, make_celery
 from common.consumer import TakesWrites
 from common.ledger import Ledger
 from common.logs import set_up
 from common.settings import load_settings
 from producer.feed import Feeder
+from producer.restore import restore as restore_books
 
 settings = load_settings()
 app: Celery = make_celery("tokenmill", settings)
@@ -23,7 +24,20 @@ def feed(dataset: str) -> str:
     return f"{dataset}: {_feeder().feed(dataset)} samples queued"
 
 
+@app.task(name=RESTORE)
+def restore() -> str:
+    """Build the books of datasets anew that Redis has forgotten."""
+    return restore_books(settings, _ledger())
+
+
+# Made in the process that feeds, never before the fork: neither sockets nor tokenizers survive one.
+
+
 @cache
 def _feeder() -> Feeder:
-    """Made in the process that feeds, never before the fork: neither sockets nor tokenizers survive one."""
-    return Feeder(settings, app, Ledger.connect(settings.redis_url))
+    return Feeder(settings, app, _ledger())
+
+
+@cache
+def _ledger() -> Ledger:
+    return Ledger.connect(settings.redis_url)

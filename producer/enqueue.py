@@ -14,9 +14,10 @@ from common.chat_template import Tokenizer
 from common.durable import make_folder, replace_file
 from common.errors import ConfigError, DataError, ServerRefused, ServerUnavailable, UsageError
 from common.ledger import Ledger
+from common.registered import keep_registered, registering
 from common.segments import segment_paths
 from common.settings import DatasetSettings, Settings
-from producer.recover import Recovered, recover_dataset
+from producer.recover import Recovered, cut_short, recover_dataset
 
 # What must be the same in one output folder, or its records are of two kinds.
 _SAME = (
@@ -117,17 +118,29 @@ def register(
     """Make `datasets` known to the ledger; answers `new`, `known` or `reopened` by name, and what was recovered.
 
     A dataset that has segments while the ledger does not know it was made before Redis was lost: its books are built
-    anew from its files first, so that no row is answered twice.
+    anew from its files first, so that no row is answered twice. Raises OSError, redis.RedisError.
     """
+    with registering(settings.output):
+        return register_alone(settings, ledger, datasets, facts)
+
+
+def register_alone(
+    settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
+) -> tuple[dict[str, str], list[Recovered]]:
+    """The same for a caller within `registering`."""
     known = set(ledger.datasets())
     recovered = [
         recover_dataset(settings.output, dataset, ledger)
         for dataset in datasets
-        if dataset.name not in known and segment_paths(settings.output, dataset.name)
+        if (dataset.name not in known and segment_paths(settings.output, dataset.name))
+        or cut_short(ledger, dataset.name)
     ]
     write_run_file(settings.output, facts)
     ledger.set_model(facts)
-    return {dataset.name: ledger.register(dataset) for dataset in datasets}, recovered
+    states = {dataset.name: ledger.register(dataset) for dataset in datasets}
+    for dataset in datasets:
+        keep_registered(settings.output, dataset)
+    return states, recovered
 
 
 def ask_for_a_tick(app: Celery) -> None:

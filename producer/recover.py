@@ -74,7 +74,8 @@ def live_processes(ledger: Ledger) -> dict[str, float]:
     """The workers and control processes that were seen within a minute: name -> seconds ago, by Redis's clock."""
     seconds, microseconds = ledger.redis.time()
     now_ms = seconds * 1000 + microseconds // 1000
-    ages = {name: max(0.0, (now_ms - seen_ms) / 1000) for name, (seen_ms, _) in ledger.processes().items()}
+    # One that was seen in the future was so before the clock was set back; a live one has told of itself since.
+    ages = {name: abs(now_ms - seen_ms) / 1000 for name, (seen_ms, _) in ledger.processes().items()}
     return {name: age for name, age in ages.items() if age < LIVE_SECONDS}
 
 
@@ -115,6 +116,12 @@ def recover_dataset(output: Path, dataset: DatasetSettings, ledger: Ledger, *, c
         torn_bytes=torn_bytes,
         faults=sum(not fault.torn for fault in (*counted.faults, *rejects.faults)),
     )
+
+
+def cut_short(ledger: Ledger, dataset: str) -> bool:
+    """Whether the dataset's books are half built: whoever was at it was killed, or still is at it."""
+    state = ledger.snapshot(dataset)
+    return state.state == "paused" and state.reason == _UNDER_WAY
 
 
 def _cut(faults: Sequence[Fault]) -> int:

@@ -24,6 +24,7 @@ from producer.children import Child, stop_all
 from producer.embedded import EmbeddedRedis, owned
 from producer.enqueue import ask_for_a_tick, register
 from producer.recover import Recovered, live_processes
+from producer.restore import rebuild
 from producer.sources import follow_sources
 from producer.status import snapshot
 
@@ -155,12 +156,8 @@ def _look_after(server: EmbeddedRedis | None, children: Sequence[Child]) -> None
 def restore_books(
     settings: Settings, ledger: Ledger, lost: Sequence[DatasetSettings], facts: Mapping[str, Any], console: Console
 ) -> None:
-    """Build the books of datasets anew that the ledger has forgotten: someone emptied Redis while the job runs.
-
-    Workers that live go on. What they have in flight counts if it is settled before another attempt has the sample.
-    """
-    log.error("Redis has forgotten %s; the books are built anew from the files", ", ".join(one.name for one in lost))
-    _, recovered = register(settings, ledger, lost, facts)
+    """Build the books of datasets anew that the ledger has forgotten: someone emptied Redis while the job runs."""
+    recovered = rebuild(settings, ledger, lost, facts)
     for done in recovered:
         console.print(f"{done.name}: {_said(done.name, '', recovered)}", highlight=False)
     ask_for_a_tick(make_celery("tokenmill", settings))

@@ -6,14 +6,15 @@ again, and asks for feeds. It keeps nothing that it could not lose: every tick s
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery import Celery
 from redis.exceptions import LockError
 
 from common.broker import PRODUCE_QUEUE, Sender, pending_samples, waiting_messages
-from common.ledger import ENDED_STATES, OPEN_STATES, DatasetState, Lapsed, Ledger
+from common.ledger import ENDED_STATES, OPEN_STATES, SUSPECT_AFTER, DatasetState, Lapsed, Ledger
+from common.registered import registered_names
 from common.rejects import Reject, append_rejects
 from common.settings import Settings
 from workers import budget
@@ -27,8 +28,10 @@ _SILENT_MS = 10_000
 _LOCK_SECONDS = 10.0
 # Redis stood still, or its clock jumped, if so much of its time has passed between two ticks.
 _GAP_MS = 5_000
-# A sample that lost this many workers is taken for the one that kills them.
-MAX_TRIES = 3
+# A sample that lost so many workers ends, though it was never the only suspect of one.
+MAX_TRIES = 10
+# Books that were asked for and have not come are asked for again after so long.
+_ASK_AGAIN_MS = 10_000
 # Queued samples are looked for in the messages when they were sent so long ago.
 _MESSAGE_MS = 2_000
 # What may wait in Redis: two rounds of the slots and some seconds of the measured rate, within these bounds.
@@ -69,6 +72,8 @@ class Keeper:
         self._lenient_until_ms = 0
         self._rates: dict[str, _Rates] = {}
         self._adopted: set[str] = set()
+        self._known: set[str] | None = None  # all datasets that there should be
+        self._asked_ms = 0  # when the books were last asked for, until all are there
 
     def tick(self) -> bool:
         """Do what is due; answers False if another keeper is at it."""
@@ -79,7 +84,9 @@ class Keeper:
             slots, workers = self._slots()
             feeds_wait = waiting_messages(self._ledger.redis, PRODUCE_QUEUE) > 0
             in_messages = functools.cache(lambda: pending_samples(self._ledger.redis))  # one look a tick, if any
-            for dataset in self._ledger.datasets():
+            datasets = self._ledger.datasets()
+            self._notice_what_was_forgotten(datasets)
+            for dataset in datasets:
                 try:
                     if self._keep(dataset, slots, workers, in_messages) and not feeds_wait:
                         self._sender.feed(dataset)
@@ -98,10 +105,10 @@ class Keeper:
         self._notice_a_gap(now_ms)
         limits: list[int] = []
         for name, (seen_ms, facts) in self._ledger.processes().items():
-            if now_ms - seen_ms <= _SILENT_MS:
+            if abs(now_ms - seen_ms) <= _SILENT_MS:
                 if facts.get("kind") == "worker":
                     limits.append(int(facts["limit"]))
-            elif now_ms - seen_ms > 60 * _SILENT_MS:
+            elif abs(now_ms - seen_ms) > 60 * _SILENT_MS:
                 self._ledger.heartbeat(name, None)
         return sum(limits), len(limits)
 
@@ -109,10 +116,36 @@ class Keeper:
         """After a gap in time let the workers renew their leases first: they could not, and lose no try by that."""
         gap_ms = 0 if self._tick_ms is None else now_ms - self._tick_ms
         self._tick_ms = now_ms
-        if gap_ms > _GAP_MS:
+        if abs(gap_ms) > _GAP_MS:
             # Workers renew once in a quarter of a lease.
             self._lenient_until_ms = now_ms + round(500 * self._settings.worker.lease_seconds)
             log.warning("Redis, its clock or this keeper leapt by %.0f s; leases may be renewed first", gap_ms / 1000)
+        if gap_ms < 0:
+            for dataset in self._ledger.datasets():
+                self._ledger.pull_back(dataset, now_ms, self._settings.worker.lease_seconds)
+
+    def _notice_what_was_forgotten(self, datasets: Sequence[str]) -> None:
+        """Have the books built anew where Redis was emptied: `run`, which would see that, may not be there."""
+        has_model = self._ledger.model() is not None
+        if has_model and self._known is not None and self._known <= set(datasets):
+            self._known, self._asked_ms = set(datasets), 0
+            return
+        try:
+            registered = registered_names(self._settings.output)
+        except OSError as error:
+            log.error("it cannot be seen which datasets there are: %s", error)
+            return
+        # Without any, nothing was enqueued yet, or a person has removed the files, too, to begin anew.
+        self._known = registered | set(datasets)
+        lost = registered - set(datasets)
+        now_ms = self._tick_ms or 0
+        if not (lost or (registered and not has_model)) or abs(now_ms - self._asked_ms) < _ASK_AGAIN_MS:
+            return
+        names = ", ".join(sorted(lost)) or "what the servers serve"
+        log.error("Redis has forgotten %s: it was emptied; the books are built anew from the files", names)
+        self._asked_ms = now_ms
+        self._adopted.clear()
+        self._sender.restore()
 
     def _keep(self, dataset: str, slots: int, workers: int, in_messages: Callable[[], dict[str, set[int]]]) -> bool:
         """One dataset's share of a tick; answers whether it needs rows."""
@@ -156,7 +189,10 @@ class Keeper:
             self._reject(dataset, ended)
 
     def _reject(self, dataset: str, ended: list[Lapsed]) -> None:
-        detail = f"its worker died, or failed, {MAX_TRIES} times while it had this sample"
+        detail = (
+            f"its worker died, or failed, {SUSPECT_AFTER + 1} times while it had this sample, the last time as the "
+            f"only suspect there; or {MAX_TRIES} times in all"
+        )
         rejects = [Reject(index=one.index, reason="worker_lost", detail=detail, id=None) for one in ended]
         append_rejects(self._settings.output, dataset, rejects)
         self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])
@@ -189,6 +225,7 @@ class Keeper:
                 max(0, tokens - rates.tokens) / seconds - rates.tokens_per_second
             )
             rates.in_flight += _RATE_WEIGHT * (state.in_flight - rates.in_flight)
+        if seconds:  # less than nothing where Redis's clock was set back
             rates.at_ms, rates.done, rates.tokens = state.now_ms, state.done, tokens
         return rates
 

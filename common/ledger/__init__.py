@@ -275,7 +275,7 @@ class Ledger:
         """
         keys = _keys.keys_of(dataset)
         for key, latest_ms in ((keys.queued, now_ms), (keys.leases, now_ms + round(lease_seconds * 1000))):
-            late = cast("list[bytes]", self.redis.zrange(key, cast("Any", f"({latest_ms}"), "+inf", byscore=True))  # type: ignore[arg-type]
+            late = cast("list[bytes]", self.redis.zrange(key, cast("Any", f"({latest_ms}"), "+inf", byscore=True))
             if late:
                 # Only what is still there, and only down: a claim or a renewal in the meantime stays.
                 self.redis.zadd(key, dict.fromkeys(late, latest_ms), xx=True, lt=True)

@@ -77,6 +77,7 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
     from common.settings import load_settings
     from producer import display
     from producer.embedded import reachable
+    from producer.restore import trouble
     from producer.status import snapshot
 
     settings = load_settings(config)
@@ -84,6 +85,7 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
         ledger = Ledger.connect(settings.redis_url)
         while True:
             seen = snapshot(ledger)
+            seen["troubles"] = [*trouble(settings, ledger), *seen["troubles"]]
             if as_json:
                 sys.stdout.buffer.write(msgspec.json.encode(seen) + b"\n")
                 sys.stdout.flush()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.apart import Apart
 from tests.faults.harness import Job, Simulator
 
 
@@ -31,3 +32,19 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., tuple[Job, Simulator]]]:
         job.end_all()
     for server in [*all_servers, *(server for job in jobs for server in job.servers)]:
         server.kill()
+
+
+@pytest.fixture
+def make_apart(tmp_path: Path) -> Iterator[Callable[..., Apart]]:
+    """Makes a job of parts on a Redis of its own, and its server, which runs: `make_apart(rows=300)`."""
+    jobs: list[Apart] = []
+
+    def make(*, rows: int, pace: tuple[str, ...] = (), **worker: Any) -> Apart:
+        jobs.append(Apart(tmp_path, [Simulator(tmp_path, *pace).start()], rows=rows, **worker))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.end_all()
+        for server in job.servers:
+            server.kill()

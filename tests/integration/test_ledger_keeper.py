@@ -197,3 +197,16 @@ def test_a_redis_that_does_not_answer_is_told_without_its_password(url: str, sho
     assert str(caught.value).startswith(shown)
     assert "sesame" not in str(caught.value)
     assert caught.value.exit_code == 4
+
+
+def test_what_is_later_than_a_clock_that_was_set_back_is_pulled_back(ledger: Ledger) -> None:
+    feed(ledger, 3)
+    claim(ledger, 0)
+    now_ms = ledger.snapshot("b1").now_ms
+    ledger.redis.zadd(KEYS.queued, {"1": now_ms + 3_600_000})
+
+    ledger.pull_back("b1", now_ms, 60)
+
+    assert ledger.redis.zscore(KEYS.queued, "1") == now_ms
+    assert ledger.redis.zscore(KEYS.leases, "0") == now_ms + 60_000
+    assert (ledger.redis.zscore(KEYS.queued, "2") or 0) <= now_ms

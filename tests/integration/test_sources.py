@@ -1,5 +1,6 @@
 """A source that is replaced or grows between two lives of a dataset: each row keeps its index, or nothing is read."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def first_ids(feed: Feed) -> dict[int, int]:
 def test_what_was_read_is_on_disk_before_the_rows_are_queued(feed: Feed) -> None:
     feed.write(*numbered(300))
     begin(feed)
+    shutil.rmtree(feed.output / "A")
     feed.output.joinpath("A").write_text("a file where the dataset's folder should be")
     assert feed.feed() == 0
     assert (feed.queued(), feed.state().cursor, feed.state().state) == ([], "", "open")

@@ -292,6 +292,7 @@ def test_ci_runs_what_make_runs_and_ends_with_the_tests() -> None:
     assert [line for line in lines if re.match(r"(step|exec) make", line)] == [
         "step make venv",
         "step make check",
+        "step make chaos SEED=4 MINUTES=3",
         "exec make test",
     ]
     assert lines[-1] == "exec make test"

@@ -23,7 +23,9 @@ from workers.segment_writer import SegmentWriter
 
 LINES = [record_line(index) for index in range(6)]
 BIG = 2**20
-errors = pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=lambda e: errno.errorcode[e])
+errors = pytest.mark.parametrize(
+    "error", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS], ids=lambda e: errno.errorcode[e]
+)
 ROWS = [Reject(0, "bad_row"), Reject(1, "bad_row", "é" * 20)]
 
 

@@ -63,10 +63,11 @@ _OTHERS: Mapping[str, int] = MappingProxyType(
         "refuse writes": 3,
         "enqueue all": 2,
         "enqueue one": 2,
+        "flushall": 2,
         **{f"server says {name}": 1 for name in _SIMULATED},
     }
 )
-# Thrown only when asked for: without a `run` or an `enqueue --wait`, only a person notices that Redis was emptied.
+# Thrown only, or more often, when asked for.
 ON_REQUEST: Mapping[str, int] = MappingProxyType({"binding": 12, "flushall": 8})
 # The reasons of rejects that a fault explains: a sample that met it three times in a row is given up.
 EXPLAINS: Mapping[str, Collection[str]] = MappingProxyType(
@@ -190,8 +191,6 @@ class Faults:
             return bool(keys) and client.delete(*keys) > 0
         elif fault.kind == "flushall":
             client.flushall()
-            # Nobody but a person can know that the ledger is gone.
-            self._mend(3, fault.kind, self._site.enqueue)
         return True
 
     def _accept_writes(self) -> None:

@@ -1,0 +1,85 @@
+"""Books of a running job that Redis has forgotten, built anew from the files: it was emptied, or started empty.
+
+`run` and `enqueue --wait` see that themselves. Where neither runs the keeper sees it, and asks the feeder. What is not
+in the files is lost: that a dataset was paused, and which servers were added or drained while the job ran.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.chat_template import Tokenizer
+from common.errors import TokenmillError
+from common.ledger import Ledger
+from common.registered import read_registered, registering
+from common.settings import DatasetSettings, Settings
+from producer.enqueue import read_run_file, refuse_changes, register_alone
+from producer.recover import Recovered, cut_short
+
+log = logging.getLogger(__name__)
+
+
+def forgotten(ledger: Ledger, datasets: Sequence[DatasetSettings]) -> list[DatasetSettings]:
+    """Those of `datasets` that the ledger does not know, or knows half, as their rebuilding was cut short."""
+    known = set(ledger.datasets())
+    return [one for one in datasets if one.name not in known or cut_short(ledger, one.name)]
+
+
+def trouble(settings: Settings, ledger: Ledger) -> list[str]:
+    """What `status` says while books are missing; nothing if all is well. Raises DataError, OSError."""
+    lost = forgotten(ledger, read_registered(settings.output))
+    return [_sentence(lost) + " by `tokenmill control`, `run` or `enqueue`"] if lost else []
+
+
+def _sentence(lost: Sequence[DatasetSettings]) -> str:
+    return f"Redis has forgotten {', '.join(one.name for one in lost)}; the books are built anew from the files"
+
+
+def rebuild(
+    settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
+) -> list[Recovered]:
+    """Build the books of those of `datasets` anew that the ledger has forgotten; answers what was found on disk.
+
+    Workers that live go on. What they have in flight counts if it is settled before another attempt has the sample.
+    Whoever comes second finds nothing to do. Raises OSError, redis.RedisError.
+    """
+    with registering(settings.output):
+        lost = forgotten(ledger, datasets)
+        if not lost and ledger.model() is not None:
+            return []
+        if lost:
+            log.error("%s", _sentence(lost))
+        _, recovered = register_alone(settings, ledger, lost, facts)
+        reason = (
+            f"Redis had forgotten it; its books were built anew at {time.strftime('%Y-%m-%d %H:%M:%S')}; if it was "
+            "paused, or servers had been added or drained, say so again"
+        )
+        for one in lost:
+            ledger.transition(one.name, "open", ["open"], reason)
+        for done in recovered:
+            log.warning("%s: its books were built anew from %s records on disk", done.name, f"{done.records:,}")
+        return recovered
+
+
+def restore(settings: Settings, ledger: Ledger) -> str:
+    """What the keeper asks for: the books of all that was ever registered; answers what was done, for Flower.
+
+    Refuses where the configuration has been changed since, as `run` and `enqueue` do: the records of the output folder
+    would be of two kinds.
+    """
+    try:
+        facts = read_run_file(settings.output)
+        if facts is None:
+            return "nothing: there is no run.json"
+        facts.pop("earlier", None)
+        now = Tokenizer(settings.tokenizer).fingerprint() | {
+            "chat_template_kwargs": settings.tokenizer.chat_template_kwargs,
+            "sampling_params": settings.sampling.params(),
+        }
+        refuse_changes(settings.output, facts | now)
+        recovered = rebuild(settings, ledger, read_registered(settings.output), facts)
+    except (TokenmillError, OSError) as error:
+        log.error("the books cannot be built anew, and nothing is made: %s", error)
+        return f"nothing: {error}"
+    return f"{len(recovered)} datasets built anew from their files"
