@@ -6,7 +6,6 @@ A message is a doorbell: it names a dataset and some indices, never token ids. T
 import contextlib
 from base64 import b64decode
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any, cast
 
 import msgspec
@@ -91,21 +90,25 @@ class Sender:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def generate(self, dataset: str, indices: Sequence[int], per_message: int) -> int:
-        """Send the doorbells for `indices`, at most `per_message` each; answers how many messages that took.
+    def generate(self, messages: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Send doorbells, each for some indices of one dataset, in this order.
 
         A message that is lost on the way is found by the keeper: its samples stay queued in the ledger.
         """
-        rest = iter(indices)
-        parts = list(iter(lambda: list(islice(rest, per_message)), []))
         with self._app.producer_pool.acquire(block=True) as producer:
-            for start in range(0, len(parts), _PUBLISH_BATCH):
+            for start in range(0, len(messages), _PUBLISH_BATCH):
                 with producer.batch(_PUBLISH_BATCH):  # type: ignore[attr-defined]
-                    for part in parts[start : start + _PUBLISH_BATCH]:
+                    for dataset, indices in messages[start : start + _PUBLISH_BATCH]:
                         self._app.send_task(
-                            GENERATE, args=[dataset, part], argsrepr=describe(dataset, part), producer=producer
+                            GENERATE,
+                            args=[dataset, list(indices)],
+                            argsrepr=describe(dataset, indices),
+                            producer=producer,
                         )
-        return len(parts)
+
+    def keep(self) -> None:
+        """Ask for a tick of the keeper now, beside those of every second."""
+        self._app.send_task(KEEP, expires=5 * KEEP_SECONDS)
 
     def feed(self, dataset: str) -> None:
         """Ask for the next rows of `dataset`."""

@@ -108,7 +108,11 @@ class SamplingSettings(_Section):
 class WorkerSettings(_Section):
     """One generate worker."""
 
-    concurrency: Positive = 64  # answers in flight at most
+    concurrency: Positive = 512  # answers in flight at most; how many of these is the governor's to say
+    governed: bool = True  # steer the answers in flight at each server by its load, so that few wait there
+    load_seconds: Seconds = 2.0  # how often the load of each server is read
+    least_in_flight: Positive = 1  # what the governor may not go below, for each server
+    most_in_flight: Positive | None = None  # nor above
     lease_seconds: Seconds = 60.0  # a worker that dies loses its samples after this
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0  # how long TERM waits for answers in flight
     commit_seconds: Annotated[float, Field(ge=0)] = 0.02  # answers of this span share one fsync
@@ -120,6 +124,7 @@ class ControlSettings(_Section):
 
     feeders: Positive = 1  # processes that read, render and tokenize
     window: Positive | None = None  # samples waiting in Redis per dataset; by default it follows the rate
+    landing: Literal["precise", "fast"] = "precise"  # on the caps; fast stops up to 0.5 % short, and waits less for it
 
 
 class RunSettings(_Section):
@@ -139,7 +144,8 @@ class DatasetSettings(_Section):
     meta: list[str] | None = None  # columns carried through into the records; by default ids and labels
     cap_tokens: Positive | None = None  # none: the whole source is answered
     count: Literal["completion", "total"] = "completion"
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0)] = 1.0  # its share of the slots
+    mean_tokens: Positive | None = None  # what an answer may take, until it is known; by default half of max_new_tokens
 
     @field_validator("name")
     @classmethod

@@ -16,10 +16,11 @@ _NAME_CHARACTERS = 20
 
 
 def table(snapshot: Mapping[str, Any]) -> RenderableType:
-    """Datasets with their tokens against their caps, then what is wrong, if anything."""
+    """Datasets with their tokens against their caps, the load of each server, then what is wrong, if anything."""
+    loads = [Text(_load(server)) for server in snapshot["servers"] if server["state"] in {"up", "half_open"}]
     reasons = [f"{d['name']}: {d['reason']}" for d in snapshot["datasets"] if d["reason"]]
     return Group(
-        _Datasets(snapshot), *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"]))
+        _Datasets(snapshot), *loads, *(Text(f"! {line}", style="yellow") for line in (*reasons, *snapshot["troubles"]))
     )
 
 
@@ -43,6 +44,15 @@ def servers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
         grid.add_row(server["url"], server["state"], *figures, server["version"] or "-")
     reasons = [f"{one['url']}: {one['reason']}" for one in known if one["reason"] and one["state"] in {"down", "unfit"}]
     return Group(grid, *(Text(f"! {line}", style="yellow") for line in reasons))
+
+
+def _load(server: Mapping[str, Any]) -> str:
+    """`http://gpu1:30000: 52 of at most 54 in flight (steady: 4 waiting, 3 wanted), 50 running, 97% of its KV`."""
+    limit = "" if server["limit"] is None else f" of at most {server['limit']:,}"
+    why = f" ({server['why']})" if server["why"] else ""
+    running = "" if server["running"] is None else f", {server['running']:,} running"
+    kv = "" if server["kv_usage"] is None else f", {server['kv_usage']:.0%} of its KV"
+    return f"{server['url']}: {server['in_flight']:,}{limit} in flight{why}{running}{kv}"
 
 
 class _Datasets:

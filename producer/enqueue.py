@@ -1,7 +1,7 @@
 """Registers datasets: checks everything first, writes what the run is made of, then lets the keeper ask for feeds."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,17 @@ def register_alone(
     for dataset in datasets:
         keep_registered(settings.output, dataset)
     return states, recovered
+
+
+def small_caps(datasets: Sequence[DatasetSettings], max_new_tokens: int) -> Iterator[str]:
+    """A sentence for each cap of less than ten answers: it may be missed by much."""
+    for dataset in datasets:
+        mean = dataset.mean_tokens or max_new_tokens // 2
+        if dataset.cap_tokens is not None and dataset.cap_tokens < 10 * mean:
+            yield (
+                f"{dataset.name}: its cap of {dataset.cap_tokens:,} tokens is less than ten answers of {mean:,}, and "
+                f"may be passed by one of {max_new_tokens:,}; raise it, or give its mean_tokens if answers are short"
+            )
 
 
 def ask_for_a_tick(app: Celery) -> None:

@@ -49,9 +49,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows made ready: samples as (index, payload), and rejects."""
+    """Rows made ready: samples as (index, payload), their prompt tokens by index, and rejects."""
 
     samples: list[tuple[int, bytes]]
+    prompts: dict[int, int]
     rejects: list[Reject]
 
 
@@ -96,11 +97,12 @@ class Feeder:
             self._tokenizer = Tokenizer(self._settings.tokenizer)
         limits = Limits(model["vocab_size"], model.get("context_length"), self._settings.sampling.max_new_tokens)
         deadline = time.monotonic() + _TURN_SECONDS
-        fed = 0
+        fed, nothing_sent = 0, False
         while time.monotonic() < deadline:
             with contextlib.suppress(LockError):  # as below
                 lock.reacquire()
             state = self._ledger.snapshot(dataset)
+            nothing_sent = state.sent == 0
             wanted = min(state.window, state.room) - state.queued
             if state.state != "open" or state.ended or wanted <= 0:
                 break
@@ -108,6 +110,8 @@ class Feeder:
             if queued is None:
                 break
             fed += queued
+        if fed and nothing_sent:
+            self._sender.keep()  # nothing is on its way to the workers: its next tick would be late
         return fed
 
     def _feed_chunk(self, state: DatasetState, limits: Limits, rows: int) -> int | None:
@@ -124,17 +128,15 @@ class Feeder:
         keep_source(self._settings.output, state.name, seen, known)  # before any of its rows can have a record
         if chunk.rejects:
             append_rejects(self._settings.output, state.name, chunk.rejects)
-        queued = self._ledger.feed(
+        return self._ledger.feed(
             state.name,
             before=state.cursor,
             after=after.text(),
             ended=ended,
             rejected=[(reject.index, reject.reason) for reject in chunk.rejects],
             samples=chunk.samples,
+            prompts=chunk.prompts if dataset.count == "total" else None,
         )
-        if queued is not None:
-            self._sender.generate(state.name, [index for index, _ in chunk.samples], max(1, state.per_message))
-        return queued
 
 
 def _take(path: Path, cursor: Cursor, rows: int, known: Source | None) -> tuple[list[Row], bool, Source]:
@@ -177,14 +179,16 @@ def prepare(
             rejects.append(_reject(row.index, bad))
     encoded = iter(tokenizer.encode(texts) if texts else [])
     samples: list[tuple[int, bytes]] = []
+    tokens: dict[int, int] = {}
     for index, prompt in prompts:
         input_ids = next(encoded) if prompt.input_ids is None else prompt.input_ids
         try:
             _check(input_ids, limits, prompt)
             samples.append((index, packer.pack(input_ids, prompt.meta)))
+            tokens[index] = len(input_ids)
         except BadRow as bad:
             rejects.append(_reject(index, bad))
-    return Chunk(samples, rejects)
+    return Chunk(samples, tokens, rejects)
 
 
 def _render(prompt: Prompt, tokenizer: Tokenizer) -> str:

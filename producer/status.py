@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from common.ledger import OPEN_STATES, DatasetState, Ledger
+from common.ledger import OPEN_STATES, SILENT_MS, DatasetState, Ledger
 from producer.datasets.rows import REASONS
 from producer.display import duration
 
-# A process that was not heard of for this long is shown as silent.
-SILENT_SECONDS = 10.0
+SILENT_SECONDS = SILENT_MS / 1000
 # The states of a server (workers/sglang/servers.py).
 _BEST_FIRST = ("up", "draining", "half_open", "checking", "down", "unfit")
 _AWAY = {"half_open": "on trial, after it was down", "down": "down", "unfit": "unfit for this run"}
@@ -111,11 +110,13 @@ def _since(then: float, now: float) -> str:
 
 
 def _merge(servers: dict[str, dict[str, Any]], seen: dict[str, Any]) -> None:
-    """A server is as well as the worker finds it that finds it best. `running`, `waiting`, `kv_usage`: not read yet."""
-    known = servers.setdefault(
-        seen["url"],
-        {**seen, "in_flight": 0, "answers": 0, "running": None, "waiting": None, "kv_usage": None},
-    )
+    """A server is as well as the worker finds it that finds it best; the limits of the workers there add up."""
+    known = servers.setdefault(seen["url"], {**seen, "in_flight": 0, "answers": 0, "limit": None})
+    if seen.get("limit") is not None:
+        known["limit"] = (known["limit"] or 0) + seen["limit"]
+    for figure in ("running", "waiting", "kv_usage", "tokens_per_second", "why"):
+        if known.get(figure) is None:
+            known[figure] = seen.get(figure)
     known["in_flight"] += seen["in_flight"]
     known["answers"] += seen.get("answers", 0)
     known["version"] = known.get("version") or seen.get("version")

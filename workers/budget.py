@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.ledger import DatasetState
 from workers.survival import Floats, Left, Lengths, estimate, prior
 
 # Stands for "as many as there are"; far above any source, and exact in a Lua number.
@@ -137,15 +136,6 @@ def admit(snapshot: Snapshot, rule: Rule = PRECISE) -> Verdict:
     return Verdict(room, needed.now, needed.margin(max(1, room)), lengths.mean_tokens, limit)
 
 
-def is_small(cap_tokens: int, max_new_tokens: int) -> bool:
-    """Whether one longest answer alone can pass the cap.
-
-    The rule then lands far off (at a cap of 5,000 tokens and answers of up to 10,240: 20 % over on average, 136 % at
-    worst), which whoever sets such a cap should be told.
-    """
-    return cap_tokens < max_new_tokens
-
-
 class _Needed:
     """load(k) and margin(k) of the module's formulas; both only grow with k."""
 
@@ -211,13 +201,3 @@ def _weights(attempt: Floats, memory: float, newest: int) -> Floats:
     weights = np.empty(len(attempt))
     weights[order] = np.where(since < newest, np.exp(since * math.log1p(-1 / memory)), 0.0)
     return weights
-
-
-def room(state: DatasetState, max_new_tokens: int) -> int:
-    """The mean reserve, for the keeper until it reads what is in flight: half an answer may pass the cap."""
-    if state.cap_tokens is None:
-        return NO_LIMIT
-    prompt = state.prompt_tokens / state.done if state.count == "total" and state.done else 0.0
-    expected = (4 * max_new_tokens / 2 + state.completion_tokens) / (4 + state.done) + prompt
-    admitted = max(0, int((state.cap_tokens - state.spent_tokens) / expected - state.in_flight + 0.5))
-    return max(1, admitted) if state.spent_tokens == 0 and state.in_flight == 0 else admitted

@@ -92,6 +92,15 @@ class Commits:
         for dataset, outcomes in by_dataset.items():
             self._commit_records(dataset, [outcome for outcome in outcomes if outcome.settled is not None])
             self._commit_rejects(dataset, [outcome for outcome in outcomes if outcome.reject is not None])
+            self._observe(dataset, outcomes)
+
+    def _observe(self, dataset: str, outcomes: Sequence[Outcome]) -> None:
+        """What the budget's estimate is made of; nothing is lost if it is not kept."""
+        if ended := [one for outcome in outcomes for one in outcome.observed()]:
+            try:
+                self._ledger.observe(dataset, ended)
+            except redis.RedisError as error:
+                log.warning("%d lengths are missing in the budget's estimate: %s", len(ended), error)
 
     def _commit_records(self, dataset: str, outcomes: Sequence[Outcome]) -> None:
         if not outcomes:

@@ -1,6 +1,7 @@
 """The worker's heart: doorbells in, claimed samples, one call a slot, committed outcomes out. Knows no Celery.
 
-Slots limit the calls, not messages. A message's samples are claimed when slots are free (or will be within 20 ms), so
+Slots limit the calls, not messages: as many as the governors of the servers allow, and never more than `--concurrency`.
+A message's samples are claimed when slots are free (or will be within 20 ms), so
 that no worker sits on work that another could start. The message is acked at the claim; from there the lease guards.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import redis
 
-from common.ledger import OPEN_STATES, Ledger, Settled
+from common.ledger import LOST, OPEN_STATES, Ended, InFlight, Ledger, Settled, pack_in_flight
 from common.payload import UNREADABLE, Packer, Payload
 from common.records import Written, encode_line, sample_id, timestamp
 from common.rejects import Reject
@@ -41,13 +42,13 @@ _COMMIT_SECONDS = 10.0
 
 
 class Generation:
-    """Holds at most `limit` calls in flight; lives in one event loop."""
+    """Holds at most `concurrency` calls in flight; lives in one event loop."""
 
     def __init__(
         self,
         *,
         owner: str,
-        limit: int,
+        concurrency: int,
         lease_seconds: float,
         vocab_size: int,
         client: SGLangClient,
@@ -56,7 +57,9 @@ class Generation:
         leases: Leases,
     ) -> None:
         """`ledger` is used by the claiming thread alone."""
-        self.limit = limit
+        self.concurrency = concurrency
+        self.on_slots: Callable[[int], None] = lambda _: None  # called when the slots are others than before
+        self._known_slots = 0
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._vocab_size = vocab_size
@@ -80,8 +83,8 @@ class Generation:
         """What status shows of this worker."""
         return {
             "kind": "worker",
-            "concurrency": self.limit,
-            "limit": self.limit,
+            "concurrency": self.concurrency,
+            "limit": self.slots,
             "in_flight": len(self._running),
             "ended": self._ended,
             "superseded": self._commits.superseded,
@@ -90,23 +93,47 @@ class Generation:
             "servers": [msgspec.to_builtins(server) for server in self._client.servers()],
         }
 
+    def clocks(self) -> dict[str, bytes]:
+        """By dataset, how far the answers in flight have come (common.ledger.InFlight); called from any thread."""
+        found: dict[str, list[InFlight]] = {}
+        for sample in list(self._running.values()):
+            claimed, clock = sample.claimed, sample.clock
+            found.setdefault(claimed.dataset, []).append(
+                InFlight(claimed.index, claimed.attempt, clock.tokens, clock.tokens_per_second)
+            )
+        return {dataset: pack_in_flight(samples) for dataset, samples in found.items()}
+
     # The way of a sample
+
+    @property
+    def slots(self) -> int:
+        """How many calls may be in flight now."""
+        given = self._client.slots
+        return self.concurrency if given is None else min(self.concurrency, given)
+
+    def slots_changed(self) -> None:
+        """Called by the client when they may have."""
+        if (slots := self.slots) != self._known_slots:
+            self._known_slots = slots
+            self.on_slots(slots)
+        self.fill()
 
     def ring(self, bell: Doorbell) -> None:
         """Take a message in."""
         self._bells.append(bell)
         self.fill()
 
-    def set_limit(self, limit: int) -> None:
-        """Change how many calls may be in flight; what is above a lowered limit ends by itself."""
-        self.limit = max(1, limit)
-        self.fill()
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many calls may be in flight at most; what is above a lowered number ends by itself."""
+        self.concurrency = max(1, concurrency)
+        self.slots_changed()
 
     def fill(self) -> None:
         """Start what may start, claim what will be needed."""
         if self._stopped():
             return
-        while self._backlog and len(self._running) < self.limit:
+        slots = self.slots
+        while self._backlog and len(self._running) < slots:
             sample = self._backlog.popleft()
             task = asyncio.get_running_loop().create_task(self._one(sample))
             self._running[task] = sample
@@ -116,7 +143,7 @@ class Generation:
     @property
     def starves(self) -> bool:
         """Whether it could start more than it is given: no message is at hand, and slots are free."""
-        return not (self._stopped() or self._bells or self._backlog) and len(self._running) < self.limit
+        return not (self._stopped() or self._bells or self._backlog) and len(self._running) < self.slots
 
     def _stopped(self) -> bool:
         """Whether nothing new may start: the worker ends, or its answers cannot be written or counted."""
@@ -125,7 +152,7 @@ class Generation:
     def _wanted(self) -> int:
         """How many samples more keep the slots full until the next claim has answered."""
         ahead = min(_MAX_AHEAD, int(self._rate * _AHEAD_SECONDS))
-        return self.limit - len(self._running) - len(self._backlog) + ahead
+        return self.slots - len(self._running) - len(self._backlog) + ahead
 
     async def _claim(self) -> None:
         """Claim whole messages until enough samples are at hand."""
@@ -200,8 +227,9 @@ class Generation:
             return _rejected(sample, payload.meta, "id_out_of_range", detail)
         try:
             answer, server, seconds = await self._client.generate(
-                payload.input_ids, prompt_tokens=payload.prompt_tokens
+                payload.input_ids, prompt_tokens=payload.prompt_tokens, clock=sample.clock
             )
+            clock = sample.clock.tokens
         except BadAnswer as bad:
             if bad.reason == "draining":
                 return None  # drain() gives it back
@@ -209,7 +237,7 @@ class Generation:
                 await self._halt(sample, bad)
                 return None
             return _rejected(sample, payload.meta, bad.reason, bad.detail)
-        return _recorded(sample, payload, answer, server, seconds)
+        return _recorded(sample, payload, answer, server, seconds, clock)
 
     def committed(self, outcomes: Sequence[Outcome]) -> None:
         """Called with outcomes that are durable and counted: ends their leases and messages."""
@@ -255,13 +283,18 @@ class Generation:
     async def _give_back(self, samples: Sequence[Sample]) -> None:
         """Release leases; the keeper sends the samples to another worker within its next tick."""
         by_dataset: dict[str, list[tuple[int, int]]] = {}
+        lost: dict[str, list[Ended]] = {}
         for sample in samples:
             claimed = sample.claimed
             by_dataset.setdefault(claimed.dataset, []).append((claimed.index, claimed.attempt))
+            for clock in sample.clock.lost:
+                lost.setdefault(claimed.dataset, []).append(Ended(claimed.index, claimed.attempt, clock, LOST))
 
         def release() -> None:
             for dataset, pairs in by_dataset.items():
                 self._ledger.release(dataset, pairs, failed=False)
+            for dataset, ended in lost.items():
+                self._ledger.observe(dataset, ended)
 
         self._leases.drop([sample.claimed for sample in samples])
         await self._with_ledger(release)
@@ -314,7 +347,7 @@ class Generation:
         await self._give_back([sample for sample in running.values() if self._leases.holds(sample.claimed)])
 
 
-def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, seconds: float) -> Outcome:
+def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, seconds: float, clock: float) -> Outcome:
     claimed = sample.claimed
     line = encode_line(
         Written(
@@ -343,7 +376,7 @@ def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, sec
         answer.cached_tokens,
         answer.flags,
     )
-    return Outcome(sample, line=line, settled=settled, end=answer.finish_reason)
+    return Outcome(sample, line=line, settled=settled, end=answer.finish_reason, clock=clock)
 
 
 def _rejected(sample: Sample, meta: Mapping[str, Any], reason: str, detail: str) -> Outcome:

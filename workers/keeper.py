@@ -1,29 +1,27 @@
 """The budget keeper: once a second, for each dataset, what must happen next.
 
-It takes lapsed leases back, counts what dead workers left written, sets the room under each cap, sends lost messages
-again, and asks for feeds. It keeps nothing that it could not lose: every tick starts from the ledger.
+It takes lapsed leases back, counts what dead workers left written, sets the room under each cap, sends messages by the
+datasets' shares, and asks for feeds. It keeps nothing that it could not lose: every tick starts from the ledger.
 """
 
-import functools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from celery import Celery
 from redis.exceptions import LockError
 
-from common.broker import PRODUCE_QUEUE, Sender, pending_samples, waiting_messages
-from common.ledger import ENDED_STATES, OPEN_STATES, SUSPECT_AFTER, DatasetState, Lapsed, Ledger
+from common.broker import PRODUCE_QUEUE, Sender, waiting_messages
+from common.ledger import ENDED_STATES, LOST, OPEN_STATES, SILENT_MS, SUSPECT_AFTER, DatasetState, Ended, Lapsed, Ledger
 from common.registered import registered_names
 from common.rejects import Reject, append_rejects
 from common.settings import Settings
-from workers import budget
+from workers import budget, in_flight
 from workers.adoption import adopt
+from workers.pacing import Pace
 from workers.segment_writer import SegmentWriter
+from workers.sending import Candidate, Sending
 
 log = logging.getLogger(__name__)
-# A process that was not heard of for this long is no longer shown, and its slots no longer planned with.
-_SILENT_MS = 10_000
 # What a keeper that was killed within its tick leaves locked is not kept for so long.
 _LOCK_SECONDS = 10.0
 # Redis stood still, or its clock jumped, if so much of its time has passed between two ticks.
@@ -32,32 +30,9 @@ _GAP_MS = 5_000
 MAX_TRIES = 10
 # Books that were asked for and have not come are asked for again after so long.
 _ASK_AGAIN_MS = 10_000
-# Queued samples are looked for in the messages when they were sent so long ago.
-_MESSAGE_MS = 2_000
-# What may wait in Redis: two rounds of the slots and some seconds of the measured rate, within these bounds.
-_MIN_WINDOW, _MAX_WINDOW = 64, 5_000
-_WINDOW_SECONDS = 4.0
 # A feed is asked for below this share of the window. At 2,500 answers/s the largest window lasts 2 s, and what is seen
 # a tick too late must still be there when the feed comes: half of it would not.
 _FED_BELOW = 0.75
-_RATE_WEIGHT = 0.3  # of the newest second, in the running rates
-# A message holds what a worker with all its slots full answers in so many seconds: 1 sample where answers take
-# minutes, 32 where 128 slots answer 640 a second. An answer costs a worker 1.6 ms of CPU with 1 sample a message, 0.40
-# with 16 and 0.32 with 32.
-_MESSAGE_SECONDS = 0.05
-_MAX_PER_MESSAGE = 32
-
-
-@dataclass(slots=True)
-class _Rates:
-    """Running rates of a dataset, per second, and the running mean of its samples in flight."""
-
-    at_ms: int
-    done: int
-    tokens: int
-    answers_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    in_flight: float = 0.0
 
 
 class Keeper:
@@ -70,7 +45,9 @@ class Keeper:
         self._writer = SegmentWriter(settings.output, "keeper", settings.worker.segment_bytes)
         self._tick_ms: int | None = None  # of the tick before, by Redis's clock
         self._lenient_until_ms = 0
-        self._rates: dict[str, _Rates] = {}
+        self._paces: dict[str, Pace] = {}
+        self._sending = Sending(ledger, self._sender)
+        self._rule = {"precise": budget.PRECISE, "fast": budget.FAST}[settings.control.landing]
         self._adopted: set[str] = set()
         self._known: set[str] | None = None  # all datasets that there should be
         self._asked_ms = 0  # when the books were last asked for, until all are there
@@ -81,17 +58,20 @@ class Keeper:
         if not lock.acquire():
             return False
         try:
-            slots, workers = self._slots()
+            now_ms, slots, workers = self._slots()
             feeds_wait = waiting_messages(self._ledger.redis, PRODUCE_QUEUE) > 0
-            in_messages = functools.cache(lambda: pending_samples(self._ledger.redis))  # one look a tick, if any
+            candidates: dict[str, Candidate] = {}
             datasets = self._ledger.datasets()
             self._notice_what_was_forgotten(datasets)
             for dataset in datasets:
                 try:
-                    if self._keep(dataset, slots, workers, in_messages) and not feeds_wait:
-                        self._sender.feed(dataset)
+                    candidates[dataset] = self._keep(dataset, slots)
                 except OSError as error:
                     log.error("%s: its files cannot be read or written (%s)", dataset, error)
+            self._sending.send(candidates, now_ms, slots, workers)
+            for dataset, one in candidates.items():
+                if not feeds_wait and self._needs_rows(one, slots):
+                    self._sender.feed(dataset)
         finally:
             try:
                 lock.release()
@@ -99,18 +79,18 @@ class Keeper:
                 log.warning("this tick took longer than %.0f s", _LOCK_SECONDS)
         return True
 
-    def _slots(self) -> tuple[int, int]:
-        """The slots and the number of the workers that live; says that this keeper lives."""
+    def _slots(self) -> tuple[int, int, int]:
+        """Redis's time in ms, the slots and the number of the workers that live; says that this keeper lives."""
         now_ms = self._ledger.heartbeat("keeper", {"kind": "keeper"})
         self._notice_a_gap(now_ms)
         limits: list[int] = []
         for name, (seen_ms, facts) in self._ledger.processes().items():
-            if abs(now_ms - seen_ms) <= _SILENT_MS:
+            if abs(now_ms - seen_ms) <= SILENT_MS:
                 if facts.get("kind") == "worker":
                     limits.append(int(facts["limit"]))
-            elif abs(now_ms - seen_ms) > 60 * _SILENT_MS:
+            elif abs(now_ms - seen_ms) > 60 * SILENT_MS:
                 self._ledger.heartbeat(name, None)
-        return sum(limits), len(limits)
+        return now_ms, sum(limits), len(limits)
 
     def _notice_a_gap(self, now_ms: int) -> None:
         """After a gap in time let the workers renew their leases first: they could not, and lose no try by that."""
@@ -147,39 +127,51 @@ class Keeper:
         self._adopted.clear()
         self._sender.restore()
 
-    def _keep(self, dataset: str, slots: int, workers: int, in_messages: Callable[[], dict[str, set[int]]]) -> bool:
-        """One dataset's share of a tick; answers whether it needs rows."""
-        state = self._ledger.snapshot(dataset)
+    def _keep(self, dataset: str, slots: int) -> Candidate:
+        """One dataset's share of a tick, and what it may start."""
+        state, counted = self._ledger.snapshot(dataset), 0
         if dataset not in self._adopted or (state.state in OPEN_STATES and state.in_flight == 0):
             # At the start, and before a dataset can end: its files and its books must be the same.
             if counted := adopt(self._ledger, self._writer, self._settings.output, dataset):
                 log.warning("%s: %d records of workers that stopped were counted", dataset, counted)
-                state = self._ledger.snapshot(dataset)
             self._adopted.add(dataset)
-        self._take_back(dataset)
-        rates = self._measure(state)
-        room = budget.room(state, self._settings.sampling.max_new_tokens)
-        per_message = self._per_message(rates, slots, workers)
+        if self._take_back(dataset) or counted:
+            state = self._ledger.snapshot(dataset)
+        pace = self._paces.setdefault(dataset, Pace.of(state))
+        pace.measure(state)
+        room = self._room(state)
         state_after = self._ledger.admit(
             dataset,
             room=room,
-            window=self._window(rates, slots),
-            per_message=per_message,
-            tokens_per_second=round(rates.tokens_per_second, 1),
+            starts=state.starts,
+            window=pace.window(slots, state, self._settings.control.window),
+            tokens_per_second=round(pace.tokens_per_second, 1),
         )
         if state_after != state.state and state_after in ENDED_STATES:
             # Once more: the last leases may have ended since this tick looked.
             adopt(self._ledger, self._writer, self._settings.output, dataset)
             log.warning("%s: %s -> %s, %s tokens", dataset, state.state, state_after, f"{state.spent_tokens:,}")
-        if state_after != "open" or room <= 0:
-            return False
-        self._resend(state, room, per_message, in_messages)
-        return not state.ended and state.queued < min(self._window(rates, slots) * _FED_BELOW, room)
+        return Candidate(state, room if state_after == "open" else 0, pace)
 
-    def _take_back(self, dataset: str) -> None:
+    def _room(self, state: DatasetState) -> int:
+        """How many samples the cap admits beyond those in flight."""
+        if state.state in ENDED_STATES:
+            return 0
+        if state.cap_tokens is None:
+            return budget.NO_LIMIT
+        progress = self._ledger.progress(state.name)
+        snapshot = in_flight.snapshot(state, progress, self._settings)
+        return budget.admit(snapshot, self._rule).room
+
+    def _needs_rows(self, one: Candidate, slots: int) -> bool:
+        window = one.pace.window(slots, one.state, self._settings.control.window)
+        return not one.state.ended and one.state.queued < min(window * _FED_BELOW, one.room)
+
+    def _take_back(self, dataset: str) -> bool:
         """Samples of workers that no longer renew their leases: first count what they had written."""
         if not self._ledger.lapsed(dataset) or (self._tick_ms or 0) < self._lenient_until_ms:
-            return
+            return False
+        clocks = in_flight.told(self._ledger.progress(dataset))
         adopt(self._ledger, self._writer, self._settings.output, dataset)
         back, ended = self._ledger.expire(dataset, max_tries=MAX_TRIES)
         if back:
@@ -187,6 +179,12 @@ class Keeper:
             log.warning("%s: %d samples taken back from %s", dataset, len(back), owners)
         if ended:
             self._reject(dataset, ended)
+        lost = [
+            Ended(one.index, one.attempt, clocks[one.index][1], LOST) for one in (*back, *ended) if _knows(clocks, one)
+        ]
+        if lost:
+            self._ledger.observe(dataset, lost)
+        return True
 
     def _reject(self, dataset: str, ended: list[Lapsed]) -> None:
         detail = (
@@ -198,57 +196,14 @@ class Keeper:
         self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])
         log.error("%s: rejected %s: %s", dataset, [one.index for one in ended], detail)
 
-    def _resend(
-        self, state: DatasetState, room: int, per_message: int, in_messages: Callable[[], dict[str, set[int]]]
-    ) -> None:
-        """Send messages for samples that are in none: given back, lost at a pop, or once refused for want of room."""
-        dataset = state.name
-        due = self._ledger.due(dataset, state.now_ms - _MESSAGE_MS)
-        if not due:
-            return
-        given_back = self._ledger.due(dataset, 0)
-        waiting = in_messages().get(dataset, set()) if len(due) > len(given_back) else set()
-        missing = [index for index in due if index not in waiting][:room]
-        sent = self._ledger.resend(dataset, state.now_ms, missing)
-        if sent:
-            self._sender.generate(dataset, sorted(sent), per_message)
-            log.info("%s: %d samples sent again", dataset, len(sent))
-
-    def _measure(self, state: DatasetState) -> _Rates:
-        tokens = state.completion_tokens
-        rates = self._rates.setdefault(state.name, _Rates(state.now_ms, state.done, tokens))
-        seconds = (state.now_ms - rates.at_ms) / 1000
-        if seconds > 0:
-            answers = max(0, state.done - rates.done) / seconds
-            rates.answers_per_second += _RATE_WEIGHT * (answers - rates.answers_per_second)
-            rates.tokens_per_second += _RATE_WEIGHT * (
-                max(0, tokens - rates.tokens) / seconds - rates.tokens_per_second
-            )
-            rates.in_flight += _RATE_WEIGHT * (state.in_flight - rates.in_flight)
-        if seconds:  # less than nothing where Redis's clock was set back
-            rates.at_ms, rates.done, rates.tokens = state.now_ms, state.done, tokens
-        return rates
-
-    def _window(self, rates: _Rates, slots: int) -> int:
-        given = self._settings.control.window
-        wanted = 2 * slots + round(rates.answers_per_second * _WINDOW_SECONDS)
-        return given or max(_MIN_WINDOW, min(_MAX_WINDOW, wanted))
-
-    def _per_message(self, rates: _Rates, slots: int, workers: int) -> int:
-        """One sample a message where answers take minutes, up to a quarter of a worker's slots where milliseconds.
-
-        By the rate that full slots would have, from what an answer takes now (Little's law: in flight / rate). The
-        rate itself would not do: small messages make a fast server look slow, and slow rates make small messages.
-        """
-        if not workers:
-            return 1
-        slots_full = rates.answers_per_second * slots / max(1.0, min(rates.in_flight, slots))
-        by_rate = round(slots_full / workers * _MESSAGE_SECONDS)
-        return max(1, min(_MAX_PER_MESSAGE, slots // workers // 4, by_rate))
-
     def close(self) -> None:
         """Seal the keeper's own segments."""
         self._writer.close()
+
+
+def _knows(clocks: Mapping[int, tuple[int, float]], lapsed: Lapsed) -> bool:
+    """Whether the attempt that was lost had told how far it was."""
+    return clocks.get(lapsed.index, (0, 0.0))[0] == lapsed.attempt
 
 
 def keeper_of(settings: Settings, app: Celery) -> Keeper:

@@ -15,7 +15,7 @@ import redis
 from common.ledger import Claimed, Ledger
 
 log = logging.getLogger(__name__)
-_HEARTBEAT_SECONDS = 2.0
+_HEARTBEAT_SECONDS = 1.0
 
 
 class Leases:
@@ -33,10 +33,12 @@ class Leases:
         # The name of this life of the process; what an earlier one of the same name counted stays.
         self._life = f"{owner} {time.time():.3f}"
         self._failed_attempts: Mapping[str, int] = {}
+        self._told: set[str] = set()  # datasets of the clocks that Redis holds
 
-    def start(self, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Start the thread; `facts` is what each heartbeat tells."""
-        self._thread = threading.Thread(target=self._run, args=(facts,), name="leases", daemon=True)
+    def start(self, facts: Callable[[], Mapping[str, Any]], clocks: Callable[[], Mapping[str, bytes]]) -> None:
+        """Start the thread; each heartbeat tells the `facts`, and of each dataset the `clocks` of what is in flight."""
+        self._facts, self._clocks = facts, clocks
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
 
     def hold(self, samples: list[Claimed]) -> None:
@@ -74,11 +76,13 @@ class Leases:
             self._thread.join()
         try:
             self._ledger.heartbeat(self._owner, None)
+            for dataset in self._told:
+                self._ledger.tell(dataset, self._owner, b"")
         except redis.RedisError as error:
             log.warning("could not say goodbye to Redis: %s", error)
         self._ledger.close()
 
-    def _run(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+    def _run(self) -> None:
         # A quarter of the lease: three renewals may fail before a sample is lost.
         period = min(_HEARTBEAT_SECONDS, self._lease_seconds / 4)
         due = 0.0
@@ -88,14 +92,19 @@ class Leases:
                 if due <= 0:
                     self._renew()
                     due = self._lease_seconds / 4
-                self._say(facts())
+                self._say()
             except redis.RedisError as error:
                 log.warning("leases could not be renewed, Redis does not answer: %s", error)
             except Exception:  # the thread's boundary: without it every sample would be generated twice
                 log.exception("a heartbeat failed")
 
-    def _say(self, facts: Mapping[str, Any]) -> None:
+    def _say(self) -> None:
+        facts = self._facts()
         self._ledger.heartbeat(self._owner, facts)
+        clocks = self._clocks()
+        for dataset in self._told | clocks.keys():
+            self._ledger.tell(dataset, self._owner, clocks.get(dataset, b""))
+        self._told = set(clocks)
         failed = facts.get("failed_attempts", {})
         if failed != self._failed_attempts:
             self._ledger.set_failed_attempts(self._life, failed)

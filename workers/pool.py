@@ -21,27 +21,32 @@ from celery.worker.consumer import Consumer
 from kombu.serialization import loads
 
 from common.broker import message_arguments
+from workers.pacing import messages_held
 from workers.samples import Doorbell
 from workers.service import Service
 
 log = logging.getLogger(__name__)
-# Messages that a worker holds: one for so many slots, within bounds. Others may start what it has no slot for, so it
-# holds few. Two are too few for fast servers: 32 samples last 13 ms at 2,500 answers/s, and on busy cores or with a
-# distant Redis the way from one message to the next takes longer.
-_SLOTS_A_MESSAGE = 32
-_FEWEST_HELD, _MOST_HELD = 2, 8
 
 
 class FewMessages(bootsteps.StartStopStep):
-    """Sets the prefetch count; with `num_processes` 0 Celery leaves it alone when the pool grows."""
+    """Sets the prefetch count, and lets it follow the slots; `num_processes` 0 keeps Celery from doing so itself."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Consumer, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        held = consumer.pool.limit // _SLOTS_A_MESSAGE
-        consumer.initial_prefetch_count = max(_FEWEST_HELD, min(_MOST_HELD, held))  # type: ignore[attr-defined]
+        self._held = messages_held(getattr(consumer.pool, "slots", 0))  # the keeper's pool has none
+        consumer.initial_prefetch_count = self._held  # type: ignore[attr-defined]
         consumer.pool.reconnect = lambda: _reconnect(consumer)
+        consumer.pool.on_slots = lambda slots: self._follow(consumer, slots)
+
+    def _follow(self, consumer: Any, slots: int) -> None:
+        """Called in the generation's thread; kombu carries a change out in the consumer's own."""
+        held = messages_held(slots)
+        if held != self._held and consumer.qos is not None:
+            change = consumer.qos.increment_eventually if held > self._held else consumer.qos.decrement_eventually
+            change(abs(held - self._held))
+            self._held = held
 
 
 def _reconnect(consumer: Consumer) -> None:
@@ -56,11 +61,17 @@ def _reconnect(consumer: Consumer) -> None:
 
 
 class AsyncioPool(BasePool):
-    """`limit` is the number of answers in flight; `grow` and `shrink` change it while the worker runs."""
+    """`limit` is the most answers in flight; `grow` and `shrink` change it while the worker runs.
+
+    `slots` is how many the governors of the servers allow of these now.
+    """
 
     task_join_will_block = False
     num_processes = 0
-    reconnect: Callable[[], None] = staticmethod(lambda: None)  # set with Celery's consumer
+    # Set with Celery's consumer.
+    reconnect: Callable[[], None] = staticmethod(lambda: None)
+    on_slots: Callable[[int], None] = staticmethod(lambda _: None)
+    slots = 0
 
     def on_start(self) -> None:
         """Start the loop's thread, and in it the service (client, ledger, segment writer)."""
@@ -69,7 +80,13 @@ class AsyncioPool(BasePool):
         gc.freeze()
         settings = self.app.conf["tokenmill"]
         owner = self.options["initargs"][1]
-        self._service = Service(settings, owner=owner, limit=self.limit, reconnect=self._connect_anew)
+        self._service = Service(
+            settings,
+            owner=owner,
+            concurrency=self.limit,
+            reconnect=self._connect_anew,
+            on_slots=self._slots_changed,
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="generation", daemon=True)
         self._thread.start()
@@ -80,6 +97,10 @@ class AsyncioPool(BasePool):
 
     def _connect_anew(self) -> None:
         self.reconnect()
+
+    def _slots_changed(self, slots: int) -> None:
+        self.slots = slots
+        self.on_slots(slots)
 
     def _on_signal(self, **_: Any) -> None:
         """Called by Celery for each TERM and INT: a second one comes from somebody who will not wait for the drain."""
@@ -150,7 +171,7 @@ class AsyncioPool(BasePool):
 
     def _set_limit(self, limit: int) -> None:
         self.limit = limit
-        self._loop.call_soon_threadsafe(self._service.set_limit, limit)
+        self._loop.call_soon_threadsafe(self._service.set_concurrency, limit)
 
     @staticmethod
     def _wait(future: Future[None]) -> None:

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.ledger import Claimed, Settled
+from common.ledger import LOST, Claimed, Ended, Settled
 from common.rejects import Reject
+from workers.sglang.server import SampleClock
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +33,7 @@ class Sample:
 
     claimed: Claimed
     bell: Doorbell
+    clock: SampleClock = field(default_factory=SampleClock)
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +45,17 @@ class Outcome:
     settled: Settled | None = None
     reject: Reject | None = None
     end: str = ""  # "stop", "length", a reject's reason, or "superseded"
+    clock: float = 0.0  # of the answer, as it came
+
+    def observed(self) -> list[Ended]:
+        """What its attempts tell of the lengths of answers. One that is rejected charges nothing."""
+        index, attempt = self.sample.claimed.index, self.sample.claimed.attempt
+        lost = list(self.sample.clock.lost)
+        if self.settled is not None:
+            ended = [Ended(index, attempt, self.clock, self.settled.completion_tokens)]
+        else:
+            ended = [Ended(index, attempt, lost.pop(), 0)] if self.reject is not None and lost else []
+        return [*ended, *(Ended(index, attempt, clock, LOST) for clock in lost)]
 
     def supersede(self) -> None:
         """Another attempt has ended the sample: this outcome counts for nothing."""

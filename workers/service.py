@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import signal
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from common.servers import urls_in_use
 from common.settings import Settings
 from workers.commits import Commits
 from workers.generation import Generation
+from workers.governor import Governor
 from workers.leases import Leases
 from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
@@ -37,15 +39,23 @@ class Service:
     """Owns everything that lives in the generation's loop."""
 
     def __init__(
-        self, settings: Settings, *, owner: str, limit: int, reconnect: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        *,
+        owner: str,
+        concurrency: int,
+        reconnect: Callable[[], None] = lambda: None,
+        on_slots: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`owner` is the Celery host name, such as `w1@host`; `limit` the answers in flight.
+        """`owner` is the Celery host name, such as `w1@host`; `concurrency` the most answers in flight.
 
         `reconnect` lets the consumer of messages connect anew; it is called where messages wait and none comes.
+        `on_slots` is told how many answers may be in flight now, whenever that changes.
         """
         self._settings = settings
         self._owner = owner
-        self._limit = limit
+        self._concurrency = concurrency
+        self._on_slots = on_slots
         self._reconnect = reconnect
         self._deaf = Deafness(settings.worker.lease_seconds)
         self._early: deque[Doorbell] = deque()
@@ -91,9 +101,11 @@ class Service:
             acceptance=Acceptance(vocab_size, model.get("weight_version")),
             sampling_params=settings.sampling.params(),
             api_key_of=settings.api_key_of,
-            max_connections=max(self._limit, 1024),
+            max_connections=max(self._concurrency, 1024),
             inspect=self._inspect,
             patience=Patience(answer_seconds=settings.server.request_timeout_seconds),
+            governor=self._governor if settings.worker.governed else None,
+            load_seconds=settings.worker.load_seconds,
         )
         self._commits = Commits(
             ledger=Ledger.connect(settings.redis_url),
@@ -104,7 +116,7 @@ class Service:
         self._leases = Leases(Ledger.connect(settings.redis_url), self._owner, settings.worker.lease_seconds)
         self._generation = Generation(
             owner=self._owner,
-            limit=self._limit,
+            concurrency=self._concurrency,
             lease_seconds=settings.worker.lease_seconds,
             vocab_size=vocab_size,
             client=self._client,
@@ -113,7 +125,19 @@ class Service:
             leases=self._leases,
         )
         self._commits.on_committed = self._generation.committed
-        self._leases.start(self._generation.facts)
+        self._generation.on_slots = self._on_slots
+        self._leases.start(self._generation.facts, self._generation.clocks)
+        self._client.start(self._generation.slots_changed)
+
+    def _governor(self) -> Governor:
+        worker = self._settings.worker
+        return Governor(
+            capacity_tokens=None,
+            max_new_tokens=self._settings.sampling.max_new_tokens,
+            least=worker.least_in_flight,
+            most=worker.most_in_flight,
+            phase=random.random(),
+        )
 
     async def _inspect(self, server: Server) -> None:
         """Whether `server` can be used for this run: raises ServerUnavailable or ServerRefused."""
@@ -137,6 +161,7 @@ class Service:
                 try:
                     changes = await loop.run_in_executor(None, ledger.server_changes)
                     self._client.set_urls(urls_in_use(self._settings.server.urls, changes))
+                    self._client.steering.workers = len(await loop.run_in_executor(None, ledger.live_workers)) or 1
                     await self._notice_deafness(ledger)
                 except redis.RedisError as error:
                     log.warning("changes of servers are not seen, Redis does not answer: %s", error)
@@ -166,11 +191,11 @@ class Service:
         else:
             self._generation.ring(bell)
 
-    def set_limit(self, limit: int) -> None:
-        """Change the answers in flight."""
-        self._limit = limit
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change how many answers may be in flight at most."""
+        self._concurrency = concurrency
         if self._generation is not None:
-            self._generation.set_limit(limit)
+            self._generation.set_concurrency(concurrency)
 
     def hurry(self) -> None:
         """End a drain that is under way, or to come: give back what is in flight."""

@@ -5,9 +5,9 @@ for one thread at a time. Redis is a cache: the segments are the truth, and `tok
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from struct import unpack
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -18,6 +18,8 @@ from redis.retry import Retry
 from common.errors import RedisUnavailable
 from common.ledger import _keys, _scripts
 from common.ledger._lengths import bucket_of
+from common.ledger._outcomes import KEPT_OUTCOMES, LOST, Ended, InFlight, Progress, pack_in_flight, pack_outcomes
+from common.ledger._processes import SILENT_MS, Processes, ServerChange
 from common.ledger._state import Claimed, DatasetState, Lapsed, Settled, parts, state_of
 from common.settings import DatasetSettings
 
@@ -32,26 +34,28 @@ _ALONE_MS = 10_000
 _SOCKET_SECONDS = 30
 __all__ = [
     "ENDED_STATES",
+    "LOST",
     "OPEN_STATES",
+    "SILENT_MS",
     "SUSPECT_AFTER",
     "Claimed",
     "DatasetState",
+    "Ended",
+    "InFlight",
     "Lapsed",
     "Ledger",
+    "Progress",
     "ServerChange",
     "Settled",
+    "pack_in_flight",
 ]
 
-ServerChange = Literal["added", "drained"]
 OPEN_STATES = ("open", "closing")
 ENDED_STATES = ("capped", "exhausted", "halted", "failed")
 
 
-class Ledger:
+class Ledger(Processes):
     """The ledger's transitions. Methods raise redis.RedisError where Redis cannot be reached."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.redis = client
 
     @classmethod
     def connect(cls, url: str, *, attempts: int = 3) -> "Ledger":
@@ -101,16 +105,44 @@ class Ledger:
         """Move `dataset` to `target` if it is in one of `sources`; answers the state it was in."""
         return _scripts.transition(self.redis, _keys.keys_of(dataset), target=target, reason=reason, sources=sources)
 
-    def admit(self, dataset: str, *, room: int, window: int, per_message: int, tokens_per_second: float) -> str:
-        """Set how many samples may still be claimed; answers the state that follows."""
+    def admit(
+        self, dataset: str, *, room: int, window: int, tokens_per_second: float, starts: int | None = None
+    ) -> str:
+        """Set how many samples may still be claimed; answers the state that follows.
+
+        `starts` is what the snapshot had seen that `room` was made from: claims after it have taken of that room.
+        """
         return _scripts.admit(
             self.redis,
             _keys.keys_of(dataset),
             room=room,
+            starts="" if starts is None else starts,
             window=window,
-            per_message=per_message,
             tokens_per_second=tokens_per_second,
         )
+
+    def progress(self, dataset: str) -> Progress:
+        """What of `dataset` is in flight, how far it has come, and how its last attempts ended."""
+        now_ms, leases, clocks, outcomes, prompts, lost = _scripts.progress(self.redis, _keys.keys_of(dataset))
+        return Progress(
+            now_ms,
+            {int(index): int(float(until)) for index, until in parts(leases, 2)},
+            {owner.decode(): (unpack(">d", packed[:8])[0], packed[8:]) for owner, packed in parts(clocks, 2)},
+            outcomes,
+            {int(index): int(tokens) for index, tokens in parts(prompts, 2)},
+            {int(index): float(clock) for index, clock in parts(lost, 2)},
+        )
+
+    def observe(self, dataset: str, ended: Sequence[Ended]) -> None:
+        """Keep how attempts ended; the estimate of lengths is made from the last some thousand."""
+        packed = pack_outcomes(ended)
+        lost = [value for one in ended if one.tokens < 0 for value in (one.index, one.clock)]
+        keys, size = _keys.keys_of(dataset), len(packed) // len(ended)
+        _scripts.observe(self.redis, keys, kept=KEPT_OUTCOMES, size=size, packed=packed, lost=lost)
+
+    def tell(self, dataset: str, owner: str, packed: bytes) -> None:
+        """Say how far the answers of `owner` in flight have come (pack_in_flight); empty: it has none."""
+        _scripts.tell(self.redis, _keys.keys_of(dataset), owner=owner, packed=packed)
 
     # The way in
 
@@ -123,16 +155,18 @@ class Ledger:
         ended: bool,
         rejected: Sequence[tuple[int, str]],
         samples: Sequence[tuple[int, bytes]],
+        prompts: Mapping[int, int] | None = None,
     ) -> int | None:
         """Queue (index, payload) pairs, count (index, reason) rejects, move the cursor.
 
+        `prompts` gives their prompt tokens by index, where the budget counts these.
         Answers how many samples were queued, or None if another feed has moved the cursor from `before`.
         """
         rows: list[_scripts.Argument] = []
         for index, reason in rejected:
             rows += (index, reason)
         for index, payload in samples:
-            rows += (index, payload)
+            rows += (index, payload, prompts.get(index, 0) if prompts else 0)
         queued = _scripts.feed(
             self.redis,
             _keys.keys_of(dataset),
@@ -281,14 +315,20 @@ class Ledger:
                 self.redis.zadd(key, dict.fromkeys(late, latest_ms), xx=True, lt=True)
 
     def due(self, dataset: str, before_ms: int, limit: int = 10 * _CALL) -> list[int]:
-        """Queued samples whose message was last sent at or before `before_ms`; 0 asks for those to be sent at once."""
-        rows = self.redis.zrange(
-            _keys.keys_of(dataset).queued, cast("Any", "-inf"), before_ms, byscore=True, offset=0, num=limit
-        )
+        """Queued samples whose message was sent at or before `before_ms`, and is not heard of since."""
+        return self._queued(dataset, 1, before_ms, limit)
+
+    def unsent(self, dataset: str, limit: int) -> list[int]:
+        """The next queued samples that are in no message: first those given back, then in the order of the source."""
+        return self._queued(dataset, "-inf", "(1", limit)
+
+    def _queued(self, dataset: str, lowest: int | str, highest: int | str, limit: int) -> list[int]:
+        key = _keys.keys_of(dataset).queued
+        rows = self.redis.zrange(key, cast("Any", lowest), cast("Any", highest), byscore=True, offset=0, num=limit)
         return [int(row) for row in cast("list[bytes]", rows)]
 
     def resend(self, dataset: str, before_ms: int, indices: Sequence[int]) -> list[int]:
-        """Mark samples last sent before `before_ms` as sent now; answers those the caller must send."""
+        """Mark samples last sent before `before_ms`, or never, as sent now; answers those the caller must send."""
         return [
             index
             for part in parts(indices, _CALL)
@@ -299,49 +339,7 @@ class Ledger:
         """The keeper's lock: one tick at a time, whoever runs it."""
         return cast("Lock", self.redis.lock(_keys.KEEPER, timeout=seconds, blocking=False))
 
-    # Processes, servers, files
-
-    def heartbeat(self, name: str, facts: Mapping[str, Any] | None) -> int:
-        """Say that process `name` lives, with facts for status (None: it is gone). Answers Redis's time in ms."""
-        text = "" if facts is None else msgspec.json.encode(facts).decode()
-        return _scripts.heartbeat(self.redis, _keys.keys_of(""), name=name, facts=text)
-
-    def processes(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """Every known process: when it was last seen (ms), and its facts."""
-        known = {}
-        for name, value in cast("dict[bytes, bytes]", self.redis.hgetall(_keys.WORKERS)).items():
-            seen, _, facts = value.partition(b" ")
-            known[name.decode()] = (int(seen), msgspec.json.decode(facts))
-        return known
-
-    def set_model(self, facts: Mapping[str, Any]) -> None:
-        """Keep what the servers serve; the feed and the workers read it."""
-        self.redis.set(_keys.MODEL, msgspec.json.encode(facts))
-
-    def model(self) -> dict[str, Any] | None:
-        """What the servers serve, or None before a server was seen."""
-        value = cast("bytes | None", self.redis.get(_keys.MODEL))
-        return None if value is None else msgspec.json.decode(value)
-
-    def change_server(self, url: str, change: ServerChange) -> None:
-        """Add the server at `url` to the running job, or drain it; workers see that within seconds."""
-        self.redis.hset(_keys.SERVERS, url.rstrip("/"), change)
-
-    def server_changes(self) -> dict[str, ServerChange]:
-        """What was last asked for, by url: see common.servers.urls_in_use."""
-        changes = cast("dict[bytes, bytes]", self.redis.hgetall(_keys.SERVERS))
-        return {url.decode(): cast("ServerChange", change.decode()) for url, change in changes.items()}
-
-    def set_failed_attempts(self, process: str, reasons: Mapping[str, int]) -> None:
-        """Note how often attempts have failed in one life of a process, by reason; `process` names that life."""
-        self.redis.hset(_keys.FAILED_ATTEMPTS, process, msgspec.json.encode(reasons))
-
-    def failed_attempts(self) -> dict[str, int]:
-        """How often attempts have failed, by reason, over all processes that there were."""
-        sums: Counter[str] = Counter()
-        for counts in cast("list[bytes]", self.redis.hvals(_keys.FAILED_ATTEMPTS)):
-            sums.update(msgspec.json.decode(counts, type=dict[str, int]))
-        return dict(sums)
+    # Files
 
     def committed(self) -> dict[str, int]:
         """For each segment (`dataset/file`) the bytes up to which its records are settled."""

@@ -11,14 +11,19 @@ tokenmill:suspects                 hash         "key-of-the-leases index" -> "ms
 tokenmill:d:<dataset>:state        hash         settings, state, cursor, sums
 tokenmill:d:<dataset>:done         bitmap       by index: a record or a reject exists
 tokenmill:d:<dataset>:attempts     string       by index, 6 bytes big-endian: its last attempt
-tokenmill:d:<dataset>:queued       sorted set   index -> when its message was last sent (ms; 0: send now)
+tokenmill:d:<dataset>:queued       sorted set   index -> when its message was sent (ms). Below 1: in none, in the order
+                                                of the source; below 0.5 if it was given back
 tokenmill:d:<dataset>:leases       sorted set   index -> when its lease runs out (ms)
 tokenmill:d:<dataset>:owners       hash         index -> worker
 tokenmill:d:<dataset>:payloads     hash         index -> payload (common/payload.py), until settled
+tokenmill:d:<dataset>:prompts      hash         index -> prompt tokens, until settled; where the budget counts them
 tokenmill:d:<dataset>:tries        hash         index -> attempts lost so far
 tokenmill:d:<dataset>:lengths      hash         bucket (_lengths.py) -> answers
 tokenmill:d:<dataset>:rejects      hash         reason -> samples
 tokenmill:d:<dataset>:flags        hash         flag -> answers
+tokenmill:d:<dataset>:lost         hash         index -> furthest clock of its lost attempts (tokens), until it ends
+tokenmill:d:<dataset>:clocks       hash         worker -> how far its answers in flight are (_outcomes.py)
+tokenmill:d:<dataset>:outcomes     string       how the last attempts ended, a ring (_outcomes.py)
 tokenmill:d:<dataset>:feeding      string       the lock of the feed at work
 """
 
@@ -46,10 +51,14 @@ class Keys:
     leases: str
     owners: str
     payloads: str
+    prompts: str
     tries: str
     lengths: str
     rejects: str
     flags: str
+    lost: str
+    clocks: str
+    outcomes: str
     feeding: str
     datasets: str = DATASETS
     segments: str = SEGMENTS
@@ -65,10 +74,14 @@ _OF_DATASET = (
     "leases",
     "owners",
     "payloads",
+    "prompts",
     "tries",
     "lengths",
     "rejects",
     "flags",
+    "lost",
+    "clocks",
+    "outcomes",
     "feeding",
 )
 

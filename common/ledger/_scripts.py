@@ -114,9 +114,27 @@ def resend(call: Call, before_ms: int, indices: Sequence[int]) -> list[int]:
 
 
 @_script
-def admit(call: Call, room: int, window: int, per_message: int, tokens_per_second: float) -> str:
+def admit(call: Call, room: int, starts: int | str, window: int, tokens_per_second: float) -> str:
     """Set the room for further claims. Answers the state that follows."""
-    return _text(call(room, window, per_message, tokens_per_second))
+    return _text(call(room, starts, window, tokens_per_second))
+
+
+@_script
+def observe(call: Call, kept: int, size: int, packed: bytes, lost: Sequence[float]) -> int:
+    """Keep how attempts ended; `lost` are (index clock) pairs. Answers how many were ever observed."""
+    return int(call(kept, size, packed, *lost))
+
+
+@_script
+def tell(call: Call, owner: str, packed: bytes) -> int:
+    """Say how far the answers in flight have come. Answers Redis's time in milliseconds."""
+    return int(call(owner, packed))
+
+
+@_script
+def progress(call: Call) -> list[Any]:
+    """Read what is in flight and how the last attempts ended, as the script's header says."""
+    return list(call())
 
 
 @_script

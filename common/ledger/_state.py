@@ -43,7 +43,11 @@ class Lapsed:
 
 @dataclass(frozen=True, slots=True)
 class DatasetState:
-    """One dataset at one instant. Tokens are counts of accepted answers; `room` is the claims still allowed."""
+    """One dataset at one instant. Tokens are counts of accepted answers; `room` is the claims still allowed.
+
+    `starts` counts all claims so far; of the `queued` samples, `sent` are in messages. `fed_bytes` is what the prompts
+    of all `fed` samples took in Redis.
+    """
 
     name: str
     now_ms: int
@@ -57,7 +61,9 @@ class DatasetState:
     ended: bool
     room: int
     window: int
-    per_message: int
+    starts: int
+    fed: int
+    fed_bytes: int
     tokens_per_second: float
     done: int
     rejected: int
@@ -68,6 +74,7 @@ class DatasetState:
     max_tokens: int
     expired: int
     queued: int
+    sent: int
     in_flight: int
     lengths: Mapping[int, int] = field(default_factory=dict)
     rejects: Mapping[str, int] = field(default_factory=dict)
@@ -94,7 +101,7 @@ def _pairs(flat: Sequence[bytes]) -> dict[str, int]:
 
 
 def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
-    now_ms, flat, queued, in_flight, lengths, rejects, flags = reply
+    now_ms, flat, queued, sent, in_flight, lengths, rejects, flags = reply
     fields = {key.decode(): value.decode() for key, value in parts(flat, 2)}
     number = {key: int(fields.get(key, "0")) for key in _NUMBERS}
     return DatasetState(
@@ -110,6 +117,7 @@ def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
         ended=fields.get("ended") == "1",
         tokens_per_second=float(fields.get("tokens_per_second", "0")),
         queued=queued,
+        sent=sent,
         in_flight=in_flight,
         lengths={int(bucket): n for bucket, n in _pairs(lengths).items()},
         rejects=_pairs(rejects),
@@ -121,7 +129,9 @@ def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
 _NUMBERS = (
     "room",
     "window",
-    "per_message",
+    "starts",
+    "fed",
+    "fed_bytes",
     "done",
     "rejected",
     "prompt_tokens",

@@ -5,19 +5,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from common.settings import Settings
+    from collections.abc import Sequence
+
+    from common.settings import DatasetSettings, Settings
 
 
-def checked_facts(settings: "Settings", *, accept_changes: bool) -> dict[str, Any]:
-    """What the job is made with; says what is known to go wrong with its servers.
+def checked_facts(
+    settings: "Settings", datasets: "Sequence[DatasetSettings]", *, accept_changes: bool
+) -> dict[str, Any]:
+    """What the job is made with; says what is known to go wrong with its servers, and which caps cannot be met well.
 
     Raises ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
     """
     from producer.cli.main import load
-    from producer.enqueue import model_facts, refuse_changes
+    from producer.enqueue import model_facts, refuse_changes, small_caps
 
     servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
-    for sentence in warnings:
+    for sentence in (*warnings, *small_caps(datasets, settings.sampling.max_new_tokens)):
         click.echo(f"warning: {sentence}", err=True)
     facts = model_facts(settings, servers)
     if not accept_changes:

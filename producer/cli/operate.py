@@ -37,7 +37,7 @@ def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path
     if not accept_changes:
         refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
-    facts = checked_facts(settings, accept_changes=accept_changes)
+    facts = checked_facts(settings, chosen, accept_changes=accept_changes)
     for note in follow_sources(settings, ledger, chosen):
         click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)

@@ -85,7 +85,7 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> i
         refuse_replaced(settings.output, datasets)
     if not settings.embedded:
         Ledger.connect(settings.redis_url).close()
-    facts = checked_facts(settings, accept_changes=accept_changes)
+    facts = checked_facts(settings, datasets, accept_changes=accept_changes)
     last, interrupted = run_job(settings, config, datasets, facts, console)
     _summary(last, settings.output, console)
     if interrupted:

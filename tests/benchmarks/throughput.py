@@ -43,6 +43,7 @@ max_new_tokens = {max_new_tokens}
 temperature = 1.0
 [worker]
 concurrency = {slots}
+governed = false
 [[datasets]]
 name = "{dataset}"
 path = "{folder}/source.jsonl"

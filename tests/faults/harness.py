@@ -116,7 +116,12 @@ class Job:
     def __init__(self, folder: Path, servers: Sequence[Simulator], *, rows: int, **worker: Any) -> None:
         self._folder = folder
         self.servers = list(servers)
-        self._worker = {"concurrency": 32, "lease_seconds": LEASE_SECONDS, "drain_seconds": 2.0} | worker
+        self._worker = {
+            "concurrency": 32,
+            "least_in_flight": 32,
+            "lease_seconds": LEASE_SECONDS,
+            "drain_seconds": 2.0,
+        } | worker
         self._runs: list[subprocess.Popen[bytes]] = []
         self.rows = [_row(index) for index in range(rows)]
         self.bad = {index for index in range(rows) if index % BAD_EVERY == FIRST_BAD}

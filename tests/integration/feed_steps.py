@@ -2,12 +2,11 @@
 
 import json
 from base64 import b64decode
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from common.broker import GENERATE_QUEUE, make_celery
+from common.broker import CONTROL_QUEUE, GENERATE_QUEUE, make_celery, waiting_messages
 from common.ledger import DatasetState, Ledger
 from common.ledger._keys import keys_of
 from common.payload import Packer
@@ -56,12 +55,12 @@ class Feed:
         lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
         self.source.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
-    def register(self, *, room: int = 10**6, window: int = 1000, per_message: int = 1) -> None:
+    def register(self, *, room: int = 10**6, window: int = 1000) -> None:
         self.ledger.register(self.settings.datasets[0])
-        self.admit(room=room, window=window, per_message=per_message)
+        self.admit(room=room, window=window)
 
-    def admit(self, *, room: int = 10**6, window: int = 1000, per_message: int = 1) -> None:
-        self.ledger.admit("A", room=room, window=window, per_message=per_message, tokens_per_second=0)
+    def admit(self, *, room: int = 10**6, window: int = 1000) -> None:
+        self.ledger.admit("A", room=room, window=window, tokens_per_second=0)
 
     def feed(self) -> int:
         """One turn of a feeder of its own, as if the process had just been started."""
@@ -75,7 +74,7 @@ class Feed:
         return self.ledger.snapshot("A")
 
     def queued(self) -> list[int]:
-        return sorted(self.ledger.due("A", 2**48))
+        return sorted(self.ledger.unsent("A", 2**20))
 
     def prompts(self) -> dict[int, list[int]]:
         """The ids that wait in Redis, by index."""
@@ -94,8 +93,9 @@ class Feed:
         bodies = [json.loads(b64decode(json.loads(message)["body"])) for message in reversed(raw)]
         return [(body[0][0], body[0][1]) for body in bodies]
 
-    def sent(self) -> Counter[int]:
-        return Counter(index for _, indices in self.messages() for index in indices)
+    def asked_to_keep(self) -> int:
+        """How often the keeper was asked for a tick."""
+        return waiting_messages(self.ledger.redis, CONTROL_QUEUE)
 
     def reject_lines(self) -> list[dict[str, Any]]:
         path = self.output / "A" / "rejects.jsonl"

@@ -21,7 +21,7 @@ def record(sample: Claimed, tokens: int = 10, flags: Sequence[str] = ()) -> Sett
 
 
 def admit(ledger: Ledger, room: int = 1000) -> str:
-    return ledger.admit("b1", room=room, window=64, per_message=4, tokens_per_second=12.5)
+    return ledger.admit("b1", room=room, window=64, tokens_per_second=12.5)
 
 
 def feed(ledger: Ledger, samples: int, *, ended: bool = False) -> None:
@@ -45,6 +45,15 @@ def lapse(ledger: Ledger, *samples: Claimed) -> None:
 
 def pair(sample: Claimed) -> tuple[int, int]:
     return sample.index, sample.attempt
+
+
+def given_back(ledger: Ledger, dataset: str = "b1") -> list[int]:
+    """The samples that are to be sent before all others."""
+    rows = cast(
+        "list[bytes]",
+        ledger.redis.zrange(keys_of(dataset).queued, cast("Any", "-inf"), cast("Any", "(0.5"), byscore=True),
+    )
+    return sorted(int(row) for row in rows)
 
 
 def counts(ledger: Ledger) -> tuple[int, int, int, int]:

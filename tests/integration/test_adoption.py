@@ -26,7 +26,7 @@ class Site:
         ledger.register(settings.datasets[0])
         rows = [(index, b"prompt") for index in range(4)]
         ledger.feed("A", before="", after="end", ended=True, rejected=[], samples=rows)
-        ledger.admit("A", room=9, window=9, per_message=1, tokens_per_second=0)
+        ledger.admit("A", room=9, window=9, tokens_per_second=0)
         claimed, _ = ledger.claim("A", "w", 60, range(4))
         self.lines = [record_line(one.index, one.attempt) for one in claimed]
         self.worker = SegmentWriter(self.output, "w", BIG)

@@ -26,7 +26,7 @@ def test_a_sweep_that_was_killed_half_way_keeps_the_others_from_theirs_for_secon
     client = ledger.redis
     settings = Settings(output=tmp_path, redis=valkey, tokenizer=TokenizerSettings(path=tmp_path))
     with make_celery("test", settings) as app, app.connection() as of_the_dead, app.connection() as connection:
-        Sender(app).generate("A", [7], 1)
+        Sender(app).generate([("A", [7])])
         held, channel = cast("Any", of_the_dead.default_channel), cast("Any", connection.default_channel)
         message = held.basic_get(GENERATE_QUEUE)
         held.qos.append(message, message.delivery_tag)
@@ -47,7 +47,7 @@ def test_a_message_needs_no_binding(valkey: str, ledger: Ledger, tmp_path: Path)
     settings = Settings(output=tmp_path, redis=valkey, tokenizer=TokenizerSettings(path=tmp_path))
     with make_celery("test", settings) as app, app.connection() as of_a_worker:
         sender = Sender(app)
-        sender.generate("A", [7], 1)
+        sender.generate([("A", [7])])
         held = cast("Any", of_a_worker.default_channel)
         message = held.basic_get(GENERATE_QUEUE)
         held.qos.append(message, message.delivery_tag)
@@ -56,7 +56,7 @@ def test_a_message_needs_no_binding(valkey: str, ledger: Ledger, tmp_path: Path)
         # Also one that is taken back from a worker that died.
         client.zadd("unacked_index", {message.delivery_tag: 1.0})
         held.qos.restore_visible(interval=1)
-        sender.generate("A", [8], 1)
+        sender.generate([("A", [8])])
         sender.feed("A")
         app.send_task(KEEP, queue=CONTROL_QUEUE)
         assert pending_samples(client) == {"A": {7, 8}}

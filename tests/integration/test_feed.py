@@ -29,7 +29,7 @@ def library() -> Any:
     return AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)
 
 
-def test_rows_are_queued_with_their_ids_their_meta_and_a_message(feed: Feed, library: Any) -> None:
+def test_rows_are_queued_with_their_ids_and_their_meta(feed: Feed, library: Any) -> None:
     turns = [{"role": "user", "content": "Wie groß?"}, {"role": "assistant", "content": "1,5 m"}]
     feed.write(
         ids(5, 6, 7, id="first"),
@@ -37,7 +37,7 @@ def test_rows_are_queued_with_their_ids_their_meta_and_a_message(feed: Feed, lib
         "",
         ids(4095),
     )
-    feed.register(per_message=2)
+    feed.register()
 
     assert feed.feed() == 3
 
@@ -46,8 +46,9 @@ def test_rows_are_queued_with_their_ids_their_meta_and_a_message(feed: Feed, lib
     )
     assert feed.prompts() == {0: [5, 6, 7], 1: rendered, 2: [4095]}
     assert [feed.meta(index) for index in range(3)] == [{"id": "first"}, {"id": "second", "language": "de"}, {}]
-    assert feed.messages() == [("A", [0, 1]), ("A", [2])]
     assert feed.queued() == [0, 1, 2]
+    assert feed.messages() == []  # the keeper sends them, by the shares of all datasets
+    assert feed.asked_to_keep() == 1
     assert feed.state().ended
     assert (feed.state().queued, feed.state().rejected) == (3, 0)
     assert feed.reject_lines() == []
@@ -232,7 +233,7 @@ def test_rejects_are_on_disk_before_they_are_counted(feed: Feed) -> None:
 
     state = feed.state()
     assert (state.state, state.cursor, state.rejected, state.queued) == ("open", "", 0, 0)
-    assert feed.messages() == []
+    assert feed.asked_to_keep() == 0
     in_the_way.unlink()
     assert feed.feed() == 2
     assert (feed.state().rejected, feed.queued()) == (1, [0, 2])
@@ -252,7 +253,6 @@ def test_rows_that_are_done_are_skipped_after_a_recovery(feed: Feed) -> None:
     bad = {index for index in range(300) if index % 10 == 3}
     assert feed.queued() == sorted(set(range(300)) - done - bad)
     assert fed == len(feed.queued())
-    assert feed.sent() == Counter(feed.queued())
     # The row that had its reject already gets no second line, and is not counted again.
     assert [line["index"] for line in feed.reject_lines()] == sorted(bad - {13})
     assert (feed.state().rejected, feed.state().done) == (len(bad), len(records))
@@ -263,7 +263,7 @@ def test_two_feeders_at_once_queue_each_row_once(feed: Feed, lock: str) -> None:
     rows = 2_000
     bad = set(range(5, rows, 50))
     feed.write(*[BAD if index in bad else ids(index % 4000, 7, 8) for index in range(rows)])
-    feed.register(window=rows, per_message=3)
+    feed.register(window=rows)
     settings = feed.settings
     start = threading.Barrier(3)
     fed: list[int] = []
@@ -289,7 +289,6 @@ def test_two_feeders_at_once_queue_each_row_once(feed: Feed, lock: str) -> None:
     good = sorted(set(range(rows)) - bad)
     assert sum(fed) == len(good)
     assert feed.queued() == good
-    assert feed.sent() == Counter(good)
     assert feed.state().rejected == len(bad)
     assert set(read_rejects(feed.output, "A").rows) == bad
     assert {index: prompt[0] for index, prompt in feed.prompts().items()} == {index: index % 4000 for index in good}

@@ -65,18 +65,18 @@ def test_the_limit_is_never_exceeded_and_can_change_in_flight(valkey: str, ledge
             await until("4 are in flight", lambda: server.now == 4)
             await until("some are done", lambda: server.totals.finished >= 12)
             assert server.most == 4
-            worker.generation.set_limit(9)
+            worker.generation.set_concurrency(9)
             await until("9 are in flight", lambda: server.now == 9)
             await until("more are done", lambda: server.totals.finished >= 40)
             assert server.most == 9
-            worker.generation.set_limit(2)
+            worker.generation.set_concurrency(2)
             await until("2 are in flight", lambda: server.now <= 2)
             server.most = 0
             await until("more are done", lambda: server.totals.finished >= 60)
             assert server.most == 2
-            worker.generation.set_limit(0)
-            assert worker.generation.limit == 1
-            worker.generation.set_limit(50)
+            worker.generation.set_concurrency(0)
+            assert worker.generation.concurrency == 1
+            worker.generation.set_concurrency(50)
             await until("all are done", lambda: ledger.snapshot("A").done == 120)
             assert server.most <= 50
         assert_books_agree(ledger, tmp_path, "A")

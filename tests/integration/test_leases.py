@@ -15,7 +15,7 @@ LEASE_SECONDS = 1.0
 @contextmanager
 def renewing(redis_url: str, facts: Callable[[], Mapping[str, Any]] | None = None) -> Iterator[Leases]:
     leases = Leases(Ledger.connect(redis_url), "w1", LEASE_SECONDS)
-    leases.start(facts or (lambda: {"kind": "worker", "limit": 4, "held": leases.held}))
+    leases.start(facts or (lambda: {"kind": "worker", "limit": 4, "held": leases.held}), dict)
     yield leases
     leases.stop()
 

@@ -102,7 +102,9 @@ def test_a_snapshot_shows_all_of_a_dataset(ledger: Ledger) -> None:
         ended=True,
         room=997,
         window=64,
-        per_message=4,
+        starts=3,
+        fed=5,
+        fed_bytes=5,
         tokens_per_second=12.5,
         done=2,
         rejected=1,
@@ -113,6 +115,7 @@ def test_a_snapshot_shows_all_of_a_dataset(ledger: Ledger) -> None:
         max_tokens=300,
         expired=0,
         queued=2,
+        sent=0,
         in_flight=1,
         lengths={bucket_of(5): 1, bucket_of(300): 1},
         rejects={"empty": 1},
@@ -155,7 +158,7 @@ def test_admit_moves_a_dataset(
 
     assert admit(ledger, room) == state
     now = ledger.snapshot("b1")
-    assert (now.state, now.room, now.window, now.per_message, now.tokens_per_second) == (state, room, 64, 4, 12.5)
+    assert (now.state, now.room, now.window, now.tokens_per_second) == (state, max(0, room), 64, 12.5)
 
 
 @pytest.mark.parametrize("state", ["paused", "halted", "failed", "capped", "exhausted"])
@@ -201,7 +204,7 @@ def test_a_feed_skips_rows_that_are_done(ledger: Ledger) -> None:
 
     rows = [(0, b"x"), (1, b"y"), (2, b"z")]
     assert ledger.feed("b1", before="", after="3", ended=False, rejected=[], samples=rows) == 2
-    assert ledger.due("b1", 2**50) == [0, 2]
+    assert ledger.unsent("b1", 9) == [0, 2]
     assert ledger.redis.hexists(KEYS.payloads, "1") is False
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import RedisUnavailable
-from common.ledger import Lapsed, Ledger
+from common.ledger import LOST, Ended, Lapsed, Ledger
 from common.ledger._keys import dataset_keys
 from tests.integration.ledger_steps import (
     HOUR,
@@ -14,6 +14,7 @@ from tests.integration.ledger_steps import (
     counts,
     every_key,
     feed,
+    given_back,
     lapse,
     pair,
     record,
@@ -28,7 +29,7 @@ def test_a_lease_that_ran_out_brings_its_sample_back(ledger: Ledger) -> None:
 
     assert ledger.expire("b1", max_tries=3) == ([Lapsed(0, lost.attempt, "w1")], [])
     assert counts(ledger) == (2, 1, 0, 0)
-    assert ledger.due("b1", 0) == [0]
+    assert given_back(ledger) == [0]
     assert ledger.redis.hgetall(KEYS.owners) == {b"1": b"w1"}
     assert ledger.redis.hgetall(KEYS.tries) == {b"0": b"1"}
     assert ledger.snapshot("b1").expired == 1
@@ -92,14 +93,17 @@ def test_leases_that_ran_out_can_be_counted_before_they_expire(ledger: Ledger) -
 
 
 def test_samples_are_due_by_the_time_they_were_sent(ledger: Ledger) -> None:
-    feed(ledger, 3)
+    feed(ledger, 12)
+    assert ledger.unsent("b1", 3) == [0, 1, 2]
+    assert ledger.resend("b1", 1, [0, 3]) == [0, 3]
     sent_ms = int(ledger.redis.zscore(KEYS.queued, "0") or 0)
-    ledger.release("b1", [pair(claim(ledger, 1)[0])], failed=False)
+    ledger.release("b1", [pair(one) for one in claim(ledger, 11, 10)], failed=False)
 
-    assert ledger.due("b1", 0) == [1]
-    assert ledger.due("b1", sent_ms - 1) == [1]
-    assert ledger.due("b1", sent_ms) == [1, 0, 2]
-    assert ledger.due("b1", sent_ms, limit=2) == [1, 0]
+    assert ledger.unsent("b1", 99) == [10, 11, 1, 2, *range(4, 10)]  # what was given back comes first
+    assert ledger.due("b1", sent_ms - 1) == []
+    assert ledger.due("b1", sent_ms + 1) == [0, 3]
+    assert ledger.due("b1", sent_ms + 1, limit=1) == [0]
+    assert (ledger.snapshot("b1").queued, ledger.snapshot("b1").sent) == (12, 2)
 
 
 def test_one_caller_alone_sends_a_message(ledger: Ledger) -> None:
@@ -107,7 +111,7 @@ def test_one_caller_alone_sends_a_message(ledger: Ledger) -> None:
     ledger.release("b1", [pair(claim(ledger, 1)[0])], failed=False)
     claim(ledger, 2)
 
-    assert ledger.resend("b1", 1, [0, 1, 2, 99]) == [1]
+    assert ledger.resend("b1", 1, [0, 1, 2, 99]) == [0, 1]
     assert ledger.resend("b1", 1, [0, 1, 2, 99]) == []
     assert counts(ledger) == (2, 1, 0, 0)
 
@@ -161,6 +165,9 @@ def test_forget_leaves_no_key_behind(ledger: Ledger) -> None:
     done, back, _ = claim(ledger, 0, 1, 2)
     ledger.settle("b1", [record(done, 7, ["loop"])], segment="b1/w1-0.jsonl", committed_bytes=9)
     ledger.release("b1", [pair(back)], failed=True)
+    ledger.feed("b1", before="5", after="6", ended=True, rejected=[], samples=[(5, b"x")], prompts={5: 3})
+    ledger.observe("b1", [Ended(5, 1, 1.0, LOST)])
+    ledger.tell("b1", "w1", b"x" * 20)
     ledger.feeding("b1", 30).acquire()
     assert set(dataset_keys("b1")) <= every_key(ledger)
 

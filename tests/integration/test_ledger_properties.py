@@ -42,7 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.register(dataset(cap_tokens=self.model.cap)) == "new"
         samples = [(index, b"%d" % index) for index in range(4)]
         self.ledger.feed("b1", before="", after="4", ended=False, rejected=[], samples=samples)
-        self.model.cursor, self.model.samples = "4", {index: Sample() for index, _ in samples}
+        self.model.cursor, self.model.samples = "4", {index: Sample(send_now=True) for index, _ in samples}
         for index in (0, 1, 2):
             self.ledger.redis.hset(KEYS.tries, str(index), SUSPECT_AFTER)
             self.model.samples[index].tries = SUSPECT_AFTER
@@ -68,7 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def admit_some(self) -> None:
         self.model.room = 50
-        assert self.ledger.admit("b1", room=50, window=9, per_message=1, tokens_per_second=0.5) == "open"
+        assert self.ledger.admit("b1", room=50, window=9, tokens_per_second=0.5) == "open"
 
     # Draws
 
@@ -102,7 +102,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.feed("b1", before="moved", **rest) is None
         assert self.ledger.feed("b1", before=self.model.cursor, **rest) == sum(i in new for i, _ in samples)
         self.model.cursor, self.model.ended = after, ended
-        self.model.samples.update({index: Sample() for index in new})
+        self.model.samples.update({index: Sample(send_now=True) for index in new})
         for index, reason in rejected:
             if index in new:
                 self.model.reject(index, reason)
@@ -120,7 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
             word = self.word(sample, owner)
             if sample is None or word:
                 words[index] = word
-                if sample is not None and word == "alone":
+                if sample is not None and word in {"alone", "capped", "paused"}:
                     sample.send_now = True
                 continue
             expected.append(index)
@@ -238,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Two callers ask for the same samples."""
         due = {index for index, sample in self.model.samples.items() if sample.at == "queued" and sample.send_now}
         indices = list(dict.fromkeys([*self.some_indices(data), *sorted(due)[:1]]))
-        assert set(self.ledger.due("b1", 0)) == due
+        assert set(self.ledger.unsent("b1", 999)) == due
 
         first, second = (self.ledger.resend("b1", 1, indices) for _ in range(2))
 
@@ -262,9 +262,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def admit(self, data: st.DataObject) -> None:
         room = data.draw(st.sampled_from([50, 50, 50, 50, 3, 1, 0, -1]), label="room")
-        state = self.ledger.admit("b1", room=room, window=9, per_message=1, tokens_per_second=0.5)
+        state = self.ledger.admit("b1", room=room, window=9, tokens_per_second=0.5)
 
-        self.model.room = room
+        self.model.room = max(0, room)
         if self.model.state in {"open", "closing"}:
             if self.model.ended and not self.model.at("queued", "leased"):
                 self.model.state = "exhausted"

@@ -4,6 +4,7 @@ import fcntl
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -31,7 +32,7 @@ class Life:
         ledger.register(dataset)
         rows = [(index, b"prompt") for index in range(samples)]
         ledger.feed("A", before="", after="end", ended=True, rejected=[], samples=rows)
-        ledger.admit("A", room=10 * samples, window=samples, per_message=1, tokens_per_second=0)
+        ledger.admit("A", room=10 * samples, window=samples, tokens_per_second=0)
 
     def claim(self, index: int) -> int:
         (claimed,), _ = self.ledger.claim("A", "w", 60, [index])
@@ -88,9 +89,8 @@ def settings(tmp_path: Path, valkey: str) -> Settings:
 
 def books(state: DatasetState) -> DatasetState:
     """What a recovery must restore: all but the clock, the queue, the cursor and the count of lost leases."""
-    return replace(
-        state, now_ms=0, cursor="", ended=False, room=0, window=0, per_message=0, queued=0, in_flight=0, expired=0
-    )
+    of_the_queue: dict[str, Any] = {"queued": 0, "sent": 0, "in_flight": 0, "starts": 0, "fed": 0, "fed_bytes": 0}
+    return replace(state, now_ms=0, cursor="", ended=False, room=0, window=0, expired=0, **of_the_queue)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "everything"])
@@ -122,9 +122,9 @@ def test_after_a_recovery_the_run_goes_on_with_the_rows_that_are_not_done(ledger
     rows = [(index, b"prompt") for index in range(50)]
     queued = ledger.feed("A", before="", after="end", ended=True, rejected=[], samples=rows)
     assert queued == len(life.ended["open"]) > 0
-    assert set(ledger.due("A", 2**48)) == life.ended["open"]
+    assert set(ledger.unsent("A", 2**20)) == life.ended["open"]
     # A new attempt is higher than any that the files know, or its record would be taken for the old one.
-    ledger.admit("A", room=9, window=9, per_message=1, tokens_per_second=0)
+    ledger.admit("A", room=9, window=9, tokens_per_second=0)
     assert life.claim(min(life.ended["open"])) > 1_600_000_000_000
 
 

@@ -24,9 +24,9 @@ def make(valkey: str, tmp_path: Path) -> Make:
             server=ServerSettings(urls=[server.url]),
             tokenizer=TokenizerSettings(path=tmp_path),
             sampling=SamplingSettings(max_new_tokens=64),
-            worker=WorkerSettings(segment_bytes=10_000),
+            worker=WorkerSettings(segment_bytes=10_000, governed=False),
         )
-        return Service(settings, owner="w1@host", limit=3)
+        return Service(settings, owner="w1@host", concurrency=3)
 
     return make
 
@@ -44,7 +44,7 @@ def test_messages_that_come_before_the_model_is_known_wait(make: Make, ledger: L
             await service.start()
             service.ring(bell(range(10), ended))
             service.ring(bell(range(10, 20), ended))
-            service.set_limit(5)
+            service.set_concurrency(5)
             assert ledger.snapshot("A").in_flight == 0
             ledger.set_model({"vocab_size": VOCAB_SIZE, "weight_version": "default"})
             await until("both ended", lambda: len(ended) == 2)

@@ -83,8 +83,8 @@ def assert_shape(thing: dict[str, Any], shape: dict[str, Any]) -> None:
     assert wrong == {}
 
 
-def server(url: str, state: str = "up", in_flight: int = 0, reason: str | None = None) -> dict[str, Any]:
-    return {"url": url, "state": state, "in_flight": in_flight, "since": time.time() - 310, "reason": reason}
+def server(url: str, state: str = "up", in_flight: int = 0, reason: str | None = None, **load: Any) -> dict[str, Any]:
+    return {"url": url, "state": state, "in_flight": in_flight, "since": time.time() - 310, "reason": reason, **load}
 
 
 def worker(limit: int, in_flight: int, *servers: dict[str, Any], trouble: str | None = None) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def fill(ledger: Ledger) -> None:
         rejected=[(0, "not_json"), (1, "too_long")],
         samples=[(index, b"prompt") for index in range(2, 20)],
     )
-    ledger.admit("A", room=50, window=64, per_message=1, tokens_per_second=25.5)
+    ledger.admit("A", room=50, window=64, tokens_per_second=25.5)
     claimed, _ = ledger.claim("A", "w1@host", 3600, list(range(2, 12)))
     tokens = [10, 20, 30, 40, 50, 90]
     records = [
@@ -131,7 +131,7 @@ def fill(ledger: Ledger) -> None:
     assert ledger.reject("A", [(8, claimed[6].attempt, "bad_request")]) == [True]
     register(ledger, "B", cap_tokens=100_000, count="total")
     ledger.settle("B", [Settled(0, 1, 700, 300, 0, ())], rebuild=True)
-    ledger.admit("B", room=9, window=64, per_message=1, tokens_per_second=30)
+    ledger.admit("B", room=9, window=64, tokens_per_second=30)
     register(ledger, "C")
     ledger.transition("C", "failed", ["open"], "its source c.jsonl cannot be read: No such file or directory")
 
@@ -195,7 +195,7 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
 def test_a_dataset_that_does_not_run_has_no_rate_and_no_end(ledger: Ledger, state: str) -> None:
     register(ledger, "A", cap_tokens=1000)
     ledger.settle("A", [Settled(0, 1, 5, 5, 0, ())], rebuild=True)
-    ledger.admit("A", room=9, window=64, per_message=1, tokens_per_second=30)
+    ledger.admit("A", room=9, window=64, tokens_per_second=30)
     ledger.transition("A", state, ["open"])
     (a,) = snapshot(ledger)["datasets"]
     assert (a["tokens_per_second"], a["eta_seconds"]) == (0, None)
@@ -216,6 +216,21 @@ def test_a_server_is_down_only_if_all_workers_find_it_down(ledger: Ledger) -> No
     (trouble,) = seen["troubles"]
     assert re.fullmatch(rf"{two} is down since [-0-9]+ [:0-9]+ \(5m1\ds\): timed out", trouble)
     assert seen["totals"]["limit"] == 12
+
+
+def test_the_limits_of_the_workers_at_a_server_add_up_and_its_load_is_told_once(ledger: Ledger) -> None:
+    one, two = "http://a:1", "http://b:1"
+    load: dict[str, Any] = {"running": 40, "waiting": 3, "kv_usage": 0.973, "tokens_per_second": 700.5}
+    steady: dict[str, Any] = {"limit": 30, "why": "steady: 3 waiting, 3 wanted"}
+    say(ledger, "w1@host", worker(64, 35, server(one, in_flight=29, **steady, **load), server(two, in_flight=6)))
+    say(ledger, "w2@host", worker(16, 14, server(one, in_flight=14, **(steady | {"limit": 16}), **load)))
+    seen = snapshot(ledger)
+    shown = {(s["url"], s["limit"], s["in_flight"], s["running"], s["waiting"], s["kv_usage"]) for s in seen["servers"]}
+    assert shown == {(one, 46, 43, 40, 3, 0.973), (two, None, 6, None, None, None)}
+    assert render(seen, 120)[-2:] == [
+        f"{one}: 43 of at most 46 in flight (steady: 3 waiting, 3 wanted), 40 running, 97% of its KV",
+        f"{two}: 6 in flight",
+    ]
 
 
 @pytest.mark.parametrize("datasets", [0, 1])
@@ -316,7 +331,7 @@ def test_a_table_with_large_figures_shows_each_of_them_whole(width: int) -> None
     names = ["B1_glaive", "B2_OpenCodeInstruct", "x" * 64]
     totals = {key: value for key, value in big("all").items() if key not in {"name", "state", "reason", "cap_tokens"}}
     totals |= {"spent_tokens": 29_999_997}
-    lines = render({"datasets": [big(name) for name in names], "totals": totals, "troubles": []}, width)
+    lines = render({"datasets": [big(name) for name in names], "totals": totals, "servers": [], "troubles": []}, width)
     text = "\n".join(lines)
     assert "…" not in text
     assert text.count("x") == 64 + text.count("exhausted")
@@ -332,7 +347,7 @@ def test_a_table_with_large_figures_shows_each_of_them_whole(width: int) -> None
 
 
 def test_an_empty_table_is_its_head() -> None:
-    (head,) = render({"datasets": [], "totals": {}, "troubles": []}, 80)
+    (head,) = render({"datasets": [], "totals": {}, "servers": [], "troubles": []}, 80)
     assert head.startswith("dataset  state")
 
 

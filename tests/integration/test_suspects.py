@@ -18,6 +18,7 @@ from tests.integration.ledger_steps import (
     counts,
     every_key,
     feed,
+    given_back,
     lapse,
     lapse_all,
     pair,
@@ -52,7 +53,7 @@ def test_a_worker_gets_one_suspect_at_a_time_and_the_others_are_sent_again(ledge
     assert [sample.index for sample in claimed] == [3, 0, 4]
     assert refused == {1: "alone", 2: "alone"}
     assert ledger.claim("b1", "w1", HOUR, [2, 2]) == ([], {2: "alone"})
-    assert ledger.due("b1", 0) == [1, 2]
+    assert given_back(ledger) == [1, 2]
     assert counts(ledger) == (2, 3, 0, 0)
     assert [sample.index for sample in ledger.claim("b1", "w2", HOUR, [0, 1, 2])[0]] == [1]
 
@@ -159,7 +160,7 @@ def test_a_worker_gets_one_suspect_of_all_datasets(ledger: Ledger) -> None:
     suspect(ledger, 0, 1)
     ledger.register(settings("b2"))
     ledger.feed("b2", before="", after="1", ended=True, rejected=[], samples=[(0, b"p"), (1, b"q")])
-    ledger.admit("b2", room=9, window=64, per_message=1, tokens_per_second=0)
+    ledger.admit("b2", room=9, window=64, tokens_per_second=0)
     ledger.redis.hset(keys_of("b2").tries, "0", SUSPECT_AFTER)
     (mine,) = claim(ledger, 0)
 
@@ -233,9 +234,10 @@ def test_one_sample_kills_three_workers_and_the_thirty_that_flew_with_it_are_ans
     deaths = 0
     with make_celery("tokenmill", given) as app:
         keeper = Keeper(given, app, ledger)
+        ledger.heartbeat("w1@host", {"kind": "worker", "limit": 64})
         for _ in range(100):
             assert keeper.tick()
-            assert ledger.due("b1", 0) == []  # whatever was given back or refused has a message again
+            assert given_back(ledger) == []  # whatever was given back or refused has a message again
             samples, _ = ledger.claim("b1", "w1@host", HOUR, range(rows))
             if poison in {sample.index for sample in samples}:
                 deaths += 1

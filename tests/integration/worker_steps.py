@@ -64,7 +64,7 @@ def fill(ledger: Ledger, dataset: str, samples: int, **prompts: list[int]) -> No
     ledger.register(DatasetSettings(name=dataset, path=Path(f"{dataset}.jsonl")))
     rows = [(i, packer.pack(prompts.get(f"_{i}", prompt_of(i)), {"id": f"row {i}"})) for i in range(samples)]
     ledger.feed(dataset, before="", after=str(samples), ended=True, rejected=[], samples=rows)
-    ledger.admit(dataset, room=10**6, window=64, per_message=4, tokens_per_second=0)
+    ledger.admit(dataset, room=10**6, window=64, tokens_per_second=0)
 
 
 def play(answer: Callable[[int], Any], url: str = "http://one:30000") -> tuple[list[str], httpx.AsyncBaseTransport]:
@@ -164,7 +164,7 @@ async def working(
     leases = Leases(Ledger.connect(redis_url), owner, 60.0)
     generation = Generation(
         owner=owner,
-        limit=limit,
+        concurrency=limit,
         lease_seconds=60.0,
         vocab_size=VOCAB_SIZE,
         client=client,
@@ -173,7 +173,7 @@ async def working(
         leases=leases,
     )
     commits.on_committed = generation.committed
-    leases.start(generation.facts)
+    leases.start(generation.facts, generation.clocks)
     worker = Worker(generation, commits, leases, client)
     try:
         yield worker

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from workers.budget import ENDED, FAST, IN_FLIGHT, PRECISE, Rule, Snapshot, admit, is_small
+from workers.budget import ENDED, FAST, IN_FLIGHT, PRECISE, Rule, Snapshot, admit
 
 M = 10_240
 LOST = -1.0
@@ -81,11 +81,6 @@ def test_a_prior_is_outweighed_by_answers() -> None:
 
 
 # Caps
-
-
-@pytest.mark.parametrize(("cap", "small"), [(M - 1, True), (M, False), (1, True)])
-def test_a_cap_below_one_longest_answer_is_small(cap: int, small: bool) -> None:
-    assert is_small(cap, M) is small
 
 
 def test_a_cap_below_one_answer_starts_one_and_not_a_second() -> None:

@@ -1,13 +1,14 @@
 """What a run is made of, from the servers that answered and the tokenizer."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from common.errors import ServerRefused, ServerUnavailable
-from common.settings import Settings, load_settings
-from producer.enqueue import model_facts
+from common.settings import DatasetSettings, Settings, load_settings
+from producer.enqueue import model_facts, small_caps
 from tests.conftest import REPO
 from tests.unit.conftest import Write
 from tests.unit.preflight_steps import facts_of, sglang
@@ -55,3 +56,16 @@ def test_a_router_that_would_drop_a_parameter_is_refused(write: Write) -> None:
     assert model_facts(configured(write), [router])["servers"][0]["router"] is True
     with pytest.raises(ServerRefused, match="is a router, which drops logit_bias without a word"):
         model_facts(configured(write, 'logit_bias = { "2" = 5.0 }\n'), [facts_of(sglang()), router])
+
+
+@pytest.mark.parametrize(
+    ("cap_tokens", "mean_tokens", "is_small"),
+    [(None, None, False), (319, None, True), (320, None, False), (59, 6, True), (60, 6, False)],
+)
+def test_a_cap_of_less_than_ten_answers_is_warned_of(
+    cap_tokens: int | None, mean_tokens: int | None, is_small: bool
+) -> None:
+    dataset = DatasetSettings(name="A", path=Path("a.jsonl"), cap_tokens=cap_tokens, mean_tokens=mean_tokens)
+    warnings = list(small_caps([dataset], max_new_tokens=64))
+    assert bool(warnings) is is_small
+    assert all(warning.startswith(f"A: its cap of {cap_tokens} tokens") for warning in warnings)

@@ -13,11 +13,13 @@ import aiohttp
 import msgspec
 
 from common.errors import ConfigError
+from workers.governor import Governor
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome, Says, refusal
 from workers.sglang.http import AiohttpHttp, Http
 from workers.sglang.inquiry import cause
-from workers.sglang.server import Health, Pauses, Server, ServerState
+from workers.sglang.server import Health, Pauses, SampleClock, Server, ServerState
 from workers.sglang.servers import Servers
+from workers.sglang.steering import Steering
 from workers.sglang.watch import Call, Patience, Watch
 
 log = logging.getLogger(__name__)
@@ -76,8 +78,12 @@ class SGLangClient:
         inspect: Callable[[Server], Awaitable[None]] | None = None,
         pauses: Pauses | None = None,
         patience: Patience | None = None,
+        governor: Callable[[], Governor] | None = None,
+        load_seconds: float = 2.0,
     ) -> None:
-        """At most `max_connections` calls may be in flight.
+        """At most `max_connections` calls may be in flight, and at each server no more than its `governor` allows.
+
+        The servers' load is read every `load_seconds`, from `start` on.
 
         `inspect` looks at each server before its first call and whenever it comes back; it raises ServerUnavailable or
         ServerRefused. `http` stands in for the network in tests.
@@ -88,8 +94,14 @@ class SGLangClient:
         self._pauses = pauses or Pauses()
         self._http = http or AiohttpHttp(max_connections + SPARE_CONNECTIONS)
         self._servers = Servers(
-            urls, headers_of=self._headers_of, probe=self._health, inspect=inspect, pauses=self._pauses
+            urls,
+            headers_of=self._headers_of,
+            probe=self._health,
+            inspect=inspect,
+            pauses=self._pauses,
+            governor=governor,
         )
+        self.steering = Steering(self._servers, self._http, load_seconds)
         self._running: dict[str, Call] = {}  # by rid
         self._watch = Watch(self._running, self._http, self._health, patience or Patience())
         self._draining = asyncio.Event()
@@ -120,6 +132,17 @@ class SGLangClient:
         """The state of each server, for status."""
         return self._servers.states()
 
+    @property
+    def slots(self) -> int | None:
+        """How many calls may be in flight now; None if any number may."""
+        return self._servers.slots
+
+    def start(self, on_slots: Callable[[], None]) -> None:
+        """Look at the servers from now on, before any call; `on_slots` is called when `slots` may have changed."""
+        self._servers.on_change = on_slots
+        self._servers.begin()
+        self.steering.begin()
+
     def set_urls(self, urls: Sequence[str]) -> None:
         """Take these servers from now on: new ones are looked at first, those not named are drained."""
         self._servers.set_urls(urls)
@@ -131,21 +154,24 @@ class SGLangClient:
         prompt_tokens: int,
         sampling: Sampling | None = None,
         max_new_tokens: int | None = None,
+        clock: SampleClock | None = None,
     ) -> tuple[Answer, str, float]:
         """One accepted answer, the URL of the server that gave it, and the seconds that its attempt took.
 
         `input_ids_json` is a JSON array of `prompt_tokens` ids, all in the vocabulary: an id outside kills the server.
-        `max_new_tokens` replaces the one of `sampling`. Raises BadAnswer: what is final at once, RETRY when the sample
-        has used up its tries or when draining. While no server is up it waits, and uses up no tries.
+        `max_new_tokens` replaces the one of `sampling`; `clock` tells how far it is. Raises BadAnswer: what is final
+        at once, RETRY when the sample has used up its tries or when draining. While no server is up it waits, and uses
+        up no tries.
         """
         sampling = sampling or self._sampling
         asked = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
         rest = b'","sampling_params":{"max_new_tokens":%d%b,"input_ids":%b}' % (asked, sampling.others, input_ids_json)
         tries = Tries()
+        clock = clock or SampleClock()
         while True:
             alone = await self._begin_alone() if tries.deaths >= SUSPECT_AFTER else None
             try:
-                found = await self._try(tries, alone, rest, prompt_tokens, asked)
+                found = await self._try(tries, alone, clock, rest, prompt_tokens, asked)
             finally:
                 if alone is not None:
                     alone.end()
@@ -155,7 +181,13 @@ class SGLangClient:
                 await self._pause(tries.all)
 
     async def _try(
-        self, tries: "Tries", alone: "Alone | None", rest: bytes, prompt_tokens: int, max_new_tokens: int
+        self,
+        tries: "Tries",
+        alone: "Alone | None",
+        clock: SampleClock,
+        rest: bytes,
+        prompt_tokens: int,
+        max_new_tokens: int,
     ) -> tuple[Answer, str, float] | BadAnswer:
         """One attempt on the server to be taken now; a failure is answered if another may follow, else raised."""
         if alone is None:
@@ -167,9 +199,11 @@ class SGLangClient:
         # One length and random, as aborting a rid aborts all that begin with it. Without a system call: each lets
         # another thread take the interpreter.
         rid = f"{random.getrandbits(128):032x}"
+        clock.begin(server)
         try:
             return await self._attempt(server, rid, rest, prompt_tokens, max_new_tokens)
         except BadAnswer as bad:
+            clock.lose()
             self.failed_attempts[bad.reason] += 1
             self._servers.ended_badly(server, bad, started)
             if bad.rule.may_still_run:
@@ -234,6 +268,8 @@ class SGLangClient:
         most_bytes = ANSWER_BYTES + ANSWER_BYTES_PER_TOKEN * max_new_tokens
         call = self._running[rid] = Call(server, max_new_tokens)
         server.in_flight += 1
+        if server.governor is not None:
+            server.governor.started(server.in_flight)
         server.sent_at = call.started
         self._watch.begin()
         try:
@@ -246,6 +282,7 @@ class SGLangClient:
             raise call.verdict from None
         finally:
             server.in_flight -= 1
+            self._servers.freed()
             del self._running[rid]
         seconds = time.monotonic() - call.started
         if status != 200:
@@ -253,6 +290,9 @@ class SGLangClient:
         accepted = self._acceptance.check(answer, rid=rid, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens)
         self._servers.answered(server)
         self._watch.answered(server, accepted.completion_tokens, seconds)
+        server.clock.answered(accepted.completion_tokens, seconds)
+        if server.governor is not None:
+            server.governor.answered(prompt_tokens, accepted.completion_tokens)
         return accepted, server.url, seconds
 
     async def _pause(self, failures: int) -> None:
@@ -300,6 +340,7 @@ class SGLangClient:
         self._draining.set()
         self._servers.stop()
         self._watch.stop()
+        self.steering.stop()
         await self._http.aclose()
 
 

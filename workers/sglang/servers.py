@@ -10,12 +10,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from common.errors import ConfigError, ServerRefused, ServerUnavailable
+from workers.governor import Governor
 from workers.sglang.answer import BadAnswer, Says
-from workers.sglang.server import Health, Pauses, Server, ServerState
+from workers.sglang.server import Health, Pauses, Server, ServerState, State
 
 log = logging.getLogger(__name__)
 # So many failures in a row, each of a call that began after the one before had failed, are the server's own.
@@ -24,6 +25,7 @@ FAILURES_TO_OPEN = 3
 DOUBTFUL_PROBES = 3
 _LOOK_AGAIN_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
+
 
 class Servers:
     """All servers of a run, and the tasks that look after those that are not up."""
@@ -36,13 +38,19 @@ class Servers:
         probe: Callable[[Server], Awaitable[Health]],
         inspect: Callable[[Server], Awaitable[None]] | None,
         pauses: Pauses,
+        governor: Callable[[], Governor] | None = None,
     ) -> None:
-        """`probe` must not raise. `inspect` raises ServerUnavailable or ServerRefused; None: all fit from the start."""
+        """`probe` must not raise. `inspect` raises ServerUnavailable or ServerRefused; None: all fit from the start.
+
+        `governor` makes the one of a server; without it no server has a limit.
+        """
         self._headers_of = headers_of
         self._probe = probe
         self._inspect = inspect
         self._pauses = pauses
+        self._governor = governor
         self._some = asyncio.Event()  # something has changed for those who wait for a server
+        self.on_change: Callable[[], None] = lambda: None  # called when `slots` may have changed
         self._tasks: dict[Server, asyncio.Task[None]] = {}
         self._stopped = False
         self._looking = asyncio.Lock()
@@ -50,12 +58,37 @@ class Servers:
 
     def _made(self, url: str) -> Server:
         url = url.rstrip("/")
-        return Server(url, self._headers_of(url), "up" if self._inspect is None else "checking")
+        state: State = "up" if self._inspect is None else "checking"
+        return Server(url, self._headers_of(url), state, self._governor and self._governor())
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self._servers)
+
+    @property
+    def slots(self) -> int | None:
+        """How many calls may be in flight now, over all servers; None if any number may.
+
+        None can be sent while all servers are down; one may while all are unfit, to learn and say why.
+        """
+        if self._governor is None:
+            return None
+        if self.all_unfit:
+            return 1
+        return sum(_slots(server) for server in self._servers)
+
+    def tell(self) -> None:
+        """Something has changed: let those who wait look again."""
+        self._some.set()
+        self.on_change()
+
+    def freed(self) -> None:
+        """A call has ended: its slot is free."""
+        self._some.set()
 
     # Which to take
 
     async def pick(self, failed_on: Collection[Server] = ()) -> Server:
-        """The server with the fewest calls in flight; waits while there is none.
+        """The server with the fewest calls in flight for its limit; waits while none has room.
 
         Those in `failed_on` are taken last: one that loses its calls at once has the fewest in flight, and would get
         them again and again.
@@ -63,11 +96,11 @@ class Servers:
         Raises BadAnswer once stopped, and if no server can be used for this run.
         """
         while not self._stopped:
-            self._begin()
+            self.begin()
             now = time.monotonic()
             usable = [server for server in self._servers if _usable(server)]
             if usable:
-                server = min(usable, key=lambda one: (one.shunned_until > now, one in failed_on, one.in_flight))
+                server = min(usable, key=lambda one: (one.shunned_until > now, one in failed_on, _fullness(one)))
                 if server.state == "half_open":
                     self._begin_trial(server)
                 return server
@@ -110,7 +143,7 @@ class Servers:
         """Let other calls be sent to servers that were kept for one; to all, if none is named."""
         for server in servers or self._servers:
             server.alone = False
-        self._some.set()
+        self.tell()
 
     def set_urls(self, urls: Sequence[str]) -> None:
         """Add servers, and drain those that are no longer named: their calls end, and no others begin."""
@@ -124,8 +157,8 @@ class Servers:
         for server in [one for one in self._servers if one.draining and not one.in_flight]:
             self._servers.remove(server)
             self._look_no_longer(server)
-        self._begin()
-        self._some.set()
+        self.begin()
+        self.tell()
 
     @property
     def all_unfit(self) -> bool:
@@ -158,6 +191,8 @@ class Servers:
         """A call that began at `started` (monotonic) did not give an accepted answer."""
         if bad.rule.says is not Says.NOTHING:
             server.reason = bad.detail
+        if bad.reason == "timeout" and server.governor is not None:
+            server.governor.timed_out(server.in_flight)
         match bad.rule.says:
             case Says.BUSY:
                 self._shun(server)
@@ -174,7 +209,7 @@ class Servers:
         """The call on trial has ended; if that decided nothing, another may try."""
         if server.on_trial:
             server.on_trial = False
-            self._some.set()
+            self.tell()
 
     def _shun(self, server: Server) -> None:
         now = time.monotonic()
@@ -206,13 +241,15 @@ class Servers:
         server.state, server.reason = state, reason
         server.failures += 1
         server.proven = server.on_trial = server.alone = False
-        self._some.set()
+        if server.governor is not None:
+            server.governor.refused()
+        self.tell()
         self._look_after(server, self._revive(server))
 
     def _half_open(self, server: Server, *, proven: bool) -> None:
         server.state, server.proven, server.on_trial = "half_open", proven, False
         self._look_no_longer(server)
-        self._some.set()
+        self.tell()
 
     def _begin_trial(self, server: Server) -> None:
         server.on_trial = True
@@ -228,11 +265,12 @@ class Servers:
             log.info("%s is back after %.0f s", server.url, time.time() - server.since)
         server.state, server.since, server.on_trial = "up", time.time(), False
         self._look_no_longer(server)
-        self._some.set()
+        self.tell()
 
     # The tasks
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Look at those that were not looked at yet."""
         for server in self._servers:
             if server.state == "checking" and server not in self._tasks:
                 self._look_after(server, self._first_look(server))
@@ -280,7 +318,7 @@ class Servers:
             server.state, server.since = state, time.time()
             server.failures += 1
         server.reason = reason
-        self._some.set()  # that it is unfit concerns those who wait, too
+        self.tell()  # that it is unfit concerns those who wait, too
         if first:
             self._look_after(server, self._revive(server))
 
@@ -298,28 +336,30 @@ class Servers:
     def stop(self) -> None:
         """Whoever waits for a server gets BadAnswer, and no server is probed any more."""
         self._stopped = True
-        self._some.set()
+        self.tell()
         for task in self._tasks.values():
             task.cancel()
 
     def states(self) -> list[ServerState]:
         """A snapshot for status."""
-        return [
-            ServerState(
-                url=server.url,
-                state="draining" if server.draining else server.state,
-                in_flight=server.in_flight,
-                answers=server.answers,
-                since=server.since,
-                reason=server.reason,
-                version=server.version,
-            )
-            for server in self._servers
-        ]
+        return [server.seen() for server in self._servers]
+
+
+def _fullness(server: Server) -> float:
+    """Where a limit is known, the share of it that is in flight: servers differ in size."""
+    return server.in_flight if server.governor is None else server.in_flight / server.governor.limit
+
+
+def _slots(server: Server) -> int:
+    if server.draining or server.alone or server.governor is None:
+        return server.in_flight
+    if server.state == "up":
+        return server.governor.limit
+    return max(server.in_flight, int(server.state == "half_open"))
 
 
 def _usable(server: Server, *, alone: bool = False) -> bool:
     """Whether a call may be sent there now; `alone` says that it is the one that the server is kept for."""
-    if server.draining or (server.alone and not alone):
+    if server.draining or (server.alone and not alone) or not (alone or server.has_slot):
         return False
     return server.state == "up" or (server.state == "half_open" and (alone or not server.on_trial))

@@ -1,14 +1,18 @@
 -- admit: set how many samples may still be claimed, and move the dataset to the state that follows.
 -- KEYS: state queued leases
--- ARGV: room window per_message tokens_per_second
---   room: claims allowed until the next call; window: samples that may wait in Redis; per_message: samples a message
+-- ARGV: room starts window tokens_per_second
+--   room: claims allowed from the snapshot on, until the next call; starts: the claims that the snapshot had seen, as
+--   later ones have taken of that room already (empty: all so far); window: samples that may wait in Redis
 -- ANSWERS: the state
 -- Only open and closing datasets move: to exhausted when everything was fed and ended; to closing, then capped once
 -- nothing is in flight, when there is no room; back to open when there is.
-local fields = redis.call('HMGET', KEYS[1], 'state', 'ended')
+local fields = redis.call('HMGET', KEYS[1], 'state', 'ended', 'starts')
 local state = fields[1]
 if not state then return '' end
-redis.call('HSET', KEYS[1], 'room', ARGV[1], 'window', ARGV[2], 'per_message', ARGV[3], 'tokens_per_second', ARGV[4])
+local starts = tonumber(fields[3] or '0')
+local since = math.max(0, starts - (tonumber(ARGV[2]) or starts))
+local room = math.max(0, tonumber(ARGV[1]) - since)
+redis.call('HSET', KEYS[1], 'room', room, 'window', ARGV[3], 'tokens_per_second', ARGV[4])
 if state ~= 'open' and state ~= 'closing' then return state end
 local in_flight = redis.call('ZCARD', KEYS[3])
 local after = 'open'

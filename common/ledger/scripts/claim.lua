@@ -28,7 +28,7 @@ end
 local closed = nil
 if dataset[1] == 'paused' then closed = 'paused' elseif dataset[1] ~= 'open' then closed = 'capped' end
 local room = tonumber(dataset[2] or '0')
-local words, taken, leases, owners, handed, seen = {}, {}, {}, {}, {}, {}
+local words, taken, refused, leases, owners, handed, seen = {}, {}, {}, {}, {}, {}, {}
 for i, index in ipairs(indices) do
   handed[i] = ''
   local is_suspect = tonumber(tries[i] or '0') >= tonumber(ARGV[3])
@@ -39,11 +39,10 @@ for i, index in ipairs(indices) do
     words[i] = 'leased'
   elseif not queued[i] or not payloads[i] then
     words[i] = 'unknown'
-  elseif closed or room <= 0 then
-    words[i] = closed or 'capped'
-  elseif is_suspect and has_suspect then
-    words[i] = 'alone'
-    redis.call('ZADD', KEYS[4], 0, index)
+  elseif closed or room <= 0 or (is_suspect and has_suspect) then
+    words[i] = closed or (room <= 0 and 'capped') or 'alone'
+    refused[#refused + 1] = string.format('%.17g', (index + 1) / 2 ^ 40)
+    refused[#refused + 1] = index
   else
     local last = redis.call('GETRANGE', KEYS[3], index * 6, index * 6 + 5)
     local attempt = now
@@ -64,10 +63,13 @@ for i, index in ipairs(indices) do
     end
   end
 end
+-- Their message is gone: the keeper sends another when they may be claimed.
+if #refused > 0 then redis.call('ZADD', KEYS[4], 'XX', unpack(refused)) end
 if #taken > 0 then redis.call('ZREM', KEYS[4], unpack(taken)) end
 if #leases > 0 then
   redis.call('ZADD', KEYS[5], unpack(leases))
   redis.call('HSET', KEYS[6], unpack(owners))
   redis.call('HSET', KEYS[1], 'room', room)
+  redis.call('HINCRBY', KEYS[1], 'starts', #owners / 2)
 end
 return {words, handed}

@@ -19,7 +19,7 @@ for _, index in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT'
   else
     redis.call('ZREM', KEYS[3], index)
     redis.call('HDEL', KEYS[4], index)
-    redis.call('ZADD', KEYS[2], 0, index)
+    redis.call('ZADD', KEYS[2], string.format('%.17g', (index + 1) / 2 ^ 40), index)
   end
   answer[#answer + 1] = tonumber(index)
   answer[#answer + 1] = attempt

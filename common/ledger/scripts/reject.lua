@@ -1,5 +1,5 @@
 -- reject: end samples that get no record, each once; their lines in rejects.jsonl are durable by now.
--- KEYS: state done attempts queued leases owners payloads tries rejects suspects
+-- KEYS: state done attempts queued leases owners payloads tries rejects suspects prompts lost
 -- ARGV: rebuild samples...
 --   rebuild: 1 when the ledger is built anew from the files: the attempt need not be the current one
 --   samples: (index attempt reason) each
@@ -20,6 +20,8 @@ for at = 2, #ARGV, 3 do
     redis.call('HDEL', KEYS[7], index)
     redis.call('HDEL', KEYS[8], index)
     redis.call('HDEL', KEYS[10], KEYS[5] .. ' ' .. index)
+    redis.call('HDEL', KEYS[11], index)
+    redis.call('HDEL', KEYS[12], index)
     answers[#answers + 1] = 1
   else
     answers[#answers + 1] = 0

@@ -12,7 +12,7 @@ for at = 2, #ARGV, 2 do
      and redis.call('ZREM', KEYS[3], index) == 1 then
     redis.call('HDEL', KEYS[4], index)
     redis.call('HDEL', KEYS[6], KEYS[3] .. ' ' .. index)
-    redis.call('ZADD', KEYS[2], 0, index)
+    redis.call('ZADD', KEYS[2], string.format('%.17g', (index + 1) / 2 ^ 40), index)
     if ARGV[1] == '1' then redis.call('HINCRBY', KEYS[5], index, 1) end
     n = n + 1
   end

@@ -1,5 +1,5 @@
 -- settle: count samples whose records are durable in a segment, each once.
--- KEYS: state done attempts queued leases owners payloads tries lengths flags segments suspects
+-- KEYS: state done attempts queued leases owners payloads tries lengths flags segments suspects prompts lost
 -- ARGV: segment committed_bytes rebuild samples...
 --   segment, committed_bytes: the file, and its length up to which every record is settled by this call; it is noted
 --   only if all records count, since a caller that dies before it has voided the others must leave them to be found
@@ -54,6 +54,8 @@ if samples > 0 then
   redis.call('HDEL', KEYS[7], unpack(removed))
   redis.call('HDEL', KEYS[8], unpack(removed))
   redis.call('HDEL', KEYS[12], unpack(notes))
+  redis.call('HDEL', KEYS[13], unpack(removed))
+  redis.call('HDEL', KEYS[14], unpack(removed))
 end
 if superseded == 0 and ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
   redis.call('HSET', KEYS[11], ARGV[1], ARGV[2])

@@ -177,7 +177,8 @@ class Site:
         self.config.write_text(
             f'output = "out"\nredis = "unix://{self.socket}"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 256\n'
-            f"[worker]\nconcurrency = {CONCURRENCY}\nlease_seconds = {LEASE_SECONDS}\ndrain_seconds = 2\n"
+            f"[worker]\nconcurrency = {CONCURRENCY}\nleast_in_flight = {CONCURRENCY}\n"
+            f"lease_seconds = {LEASE_SECONDS}\ndrain_seconds = 2\n"
             f"[control]\nwindow = {2 * CONCURRENCY}\n" + "".join(sections)
         )
 

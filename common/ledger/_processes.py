@@ -1,0 +1,73 @@
+"""What is not of one dataset: the processes that live, the servers, and what these serve."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+import redis
+
+from common.ledger import _keys, _scripts
+
+ServerChange = Literal["added", "drained"]
+# A process that was not heard of for so long is shown as silent, and its slots are not planned with.
+SILENT_MS = 10_000
+
+
+class Processes:
+    """A part of the ledger (__init__.py). Methods raise redis.RedisError where Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.redis = client
+
+    def heartbeat(self, name: str, facts: Mapping[str, Any] | None) -> int:
+        """Say that process `name` lives, with facts for status (None: it is gone). Answers Redis's time in ms."""
+        text = "" if facts is None else msgspec.json.encode(facts).decode()
+        return _scripts.heartbeat(self.redis, _keys.keys_of(""), name=name, facts=text)
+
+    def processes(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Every known process: when it was last seen (ms), and its facts."""
+        known = {}
+        for name, value in cast("dict[bytes, bytes]", self.redis.hgetall(_keys.WORKERS)).items():
+            seen, _, facts = value.partition(b" ")
+            known[name.decode()] = (int(seen), msgspec.json.decode(facts))
+        return known
+
+    def live_workers(self) -> list[str]:
+        """The workers that were heard of lately."""
+        seconds, microseconds = self.redis.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        return [
+            name
+            for name, (seen_ms, facts) in self.processes().items()
+            if facts.get("kind") == "worker" and abs(now_ms - seen_ms) <= SILENT_MS
+        ]
+
+    def set_model(self, facts: Mapping[str, Any]) -> None:
+        """Keep what the servers serve; the feed and the workers read it."""
+        self.redis.set(_keys.MODEL, msgspec.json.encode(facts))
+
+    def model(self) -> dict[str, Any] | None:
+        """What the servers serve, or None before a server was seen."""
+        value = cast("bytes | None", self.redis.get(_keys.MODEL))
+        return None if value is None else msgspec.json.decode(value)
+
+    def change_server(self, url: str, change: ServerChange) -> None:
+        """Add the server at `url` to the running job, or drain it; workers see that within seconds."""
+        self.redis.hset(_keys.SERVERS, url.rstrip("/"), change)
+
+    def server_changes(self) -> dict[str, ServerChange]:
+        """What was last asked for, by url: see common.servers.urls_in_use."""
+        changes = cast("dict[bytes, bytes]", self.redis.hgetall(_keys.SERVERS))
+        return {url.decode(): cast("ServerChange", change.decode()) for url, change in changes.items()}
+
+    def set_failed_attempts(self, process: str, reasons: Mapping[str, int]) -> None:
+        """Note how often attempts have failed in one life of a process, by reason; `process` names that life."""
+        self.redis.hset(_keys.FAILED_ATTEMPTS, process, msgspec.json.encode(reasons))
+
+    def failed_attempts(self) -> dict[str, int]:
+        """How often attempts have failed, by reason, over all processes that there were."""
+        sums: Counter[str] = Counter()
+        for counts in cast("list[bytes]", self.redis.hvals(_keys.FAILED_ATTEMPTS)):
+            sums.update(msgspec.json.decode(counts, type=dict[str, int]))
+        return dict(sums)
