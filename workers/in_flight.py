@@ -58,6 +58,8 @@ def snapshot(state: DatasetState, progress: Progress, settings: Settings) -> Sna
     """What the rule decides by, of a dataset with a cap."""
     assert state.cap_tokens is not None
     enough = state.done >= _ENOUGH_ANSWERS
+    # Rounded: the prior that is made from it is kept for the next ticks.
+    mean = float(f"{state.completion_tokens / state.done:.3g}") if enough else state.spec.get("mean_tokens")
     waiting = [tokens for index, tokens in sorted(progress.prompts.items()) if index not in progress.leases]
     return Snapshot(
         cap_tokens=state.cap_tokens,
@@ -65,7 +67,7 @@ def snapshot(state: DatasetState, progress: Progress, settings: Settings) -> Sna
         max_new_tokens=settings.sampling.max_new_tokens,
         ended=np.frombuffer(progress.outcomes, ENDED),
         in_flight=in_flight(progress, settings.worker.lease_seconds),
-        mean_tokens=state.completion_tokens / state.done if enough else state.spec.get("mean_tokens"),
+        mean_tokens=mean,
         prompts_in_flight=sum(progress.prompts.get(index, 0) for index in progress.leases),
         next_prompts=waiting,
         lost_in_flight=[progress.lost.get(index, 0.0) for index in progress.leases] if progress.lost else (),
