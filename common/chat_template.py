@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from common.errors import TokenizerUnavailable
-from common.settings import TokenizerSettings
+from common.sections import TokenizerSettings
 
 _PROBE = [{"role": "user", "content": "1 + 1 = ?"}]
 # What makes a tokenizer what it is; a change of any of these changes the ids.

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from common.durable import make_folder, replace_file
 from common.errors import DataError
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 
 _NAME = "dataset.json"
 _LOCK = ".registering"

@@ -15,8 +15,9 @@ from common.durable import make_folder, replace_file
 from common.errors import ConfigError, DataError, ServerRefused, ServerUnavailable, UsageError
 from common.ledger import Ledger
 from common.registered import keep_registered, registering
+from common.sections import DatasetSettings
 from common.segments import segment_paths
-from common.settings import DatasetSettings, Settings
+from common.settings import Settings
 from producer.recover import Recovered, cut_short, recover_dataset
 
 # What must be the same in one output folder, or its records are of two kinds.

@@ -24,7 +24,8 @@ from common.errors import DataError, TokenizerUnavailable
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.payload import Packer
 from common.rejects import Reject, append_rejects
-from common.settings import DatasetSettings, Settings
+from common.sections import DatasetSettings
+from common.settings import Settings
 from producer.datasets.jsonl import Cursor, Row, read_rows
 from producer.datasets.rows import BadRow, Prompt, convert
 from producer.sources import Source, keep_source, look, read_source

@@ -17,8 +17,9 @@ from common.errors import RedisUnavailable, UsageError
 from common.ledger import Ledger, Settled
 from common.records import Head
 from common.rejects import Rejects, read_rejects
+from common.sections import DatasetSettings
 from common.segments import Counted, Entry, Fault, count
-from common.settings import DatasetSettings, Settings
+from common.settings import Settings
 
 # A worker says every 15 s that it lives; one that is silent for longer than its lease is dead.
 LIVE_SECONDS = 60.0

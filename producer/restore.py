@@ -13,7 +13,8 @@ from common.chat_template import Tokenizer
 from common.errors import TokenmillError
 from common.ledger import Ledger
 from common.registered import read_registered, registering
-from common.settings import DatasetSettings, Settings
+from common.sections import DatasetSettings
+from common.settings import Settings
 from producer.enqueue import read_run_file, refuse_changes, register_alone
 from producer.recover import Recovered, cut_short
 

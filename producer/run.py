@@ -18,7 +18,8 @@ from common.broker import forget_messages, make_celery
 from common.durable import make_folder
 from common.errors import UsageError
 from common.ledger import ENDED_STATES, Ledger
-from common.settings import DatasetSettings, Settings
+from common.sections import DatasetSettings
+from common.settings import Settings
 from producer import display
 from producer.children import Child, stop_all
 from producer.embedded import EmbeddedRedis, owned

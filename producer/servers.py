@@ -7,8 +7,9 @@ import msgspec
 
 from common.errors import UsageError
 from common.ledger import Ledger
+from common.sections import server_url
 from common.servers import urls_in_use
-from common.settings import Settings, server_url
+from common.settings import Settings
 from producer.embedded import reachable
 from producer.enqueue import read_run_file, refuse_dropped_parameters, write_run_file
 from producer.status import snapshot

@@ -27,8 +27,9 @@ import msgspec
 from common.durable import make_folder, replace_file, write_all
 from common.errors import DataError, UsageError
 from common.ledger import Ledger
+from common.sections import DatasetSettings
 from common.segments import NOT_JSON
-from common.settings import DatasetSettings, Settings
+from common.settings import Settings
 from producer.datasets.jsonl import Cursor
 from producer.recover import live_processes, recover_dataset
 

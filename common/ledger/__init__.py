@@ -21,7 +21,7 @@ from common.ledger._lengths import bucket_of
 from common.ledger._outcomes import KEPT_OUTCOMES, LOST, Ended, InFlight, Progress, pack_in_flight, pack_outcomes
 from common.ledger._processes import SILENT_MS, Processes, ServerChange
 from common.ledger._state import Claimed, DatasetState, Lapsed, Settled, parts, state_of
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 
 # A call carries at most this many samples: Lua can unpack some 8,000 values, and 500 take Redis about 5 ms.
 _CALL = 500

@@ -7,7 +7,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from common.settings import DatasetSettings, Settings
+    from common.sections import DatasetSettings
+    from common.settings import Settings
 
 
 def checked_facts(

@@ -220,7 +220,7 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
 
 def _chosen(settings: "Settings", names: Sequence[str]) -> list[str]:
     """The datasets named, or all that are configured; also one that left the configuration and still has its folder."""
-    from common.settings import DATASET_NAME
+    from common.sections import DATASET_NAME
 
     known = [dataset.name for dataset in settings.datasets]
     for name in names:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from common.sections import DatasetSettings
 from common.segments import NOT_JSON
-from common.settings import DatasetSettings
 
 # Every reason for which a row is rejected before it is sent, with what it means.
 REASONS = {

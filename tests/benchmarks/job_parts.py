@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from common.ledger import DatasetState, InFlight, Progress, pack_in_flight
-from common.settings import Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import Settings
 from tests.benchmarks.virtual import JITTER, POLL_SECONDS, Call, Request, Worker, World
 from workers import in_flight
 from workers.budget import ENDED, FAST, NO_LIMIT, PRECISE, Rule, admit

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from common.errors import DataError, RedisUnavailable, UsageError
 from common.ledger import DatasetState, Ledger, Settled
 from common.rejects import Reject, append_rejects
-from common.settings import DatasetSettings, Settings, load_settings
+from common.sections import DatasetSettings
+from common.settings import Settings, load_settings
 from producer.cli import files
 from producer.recover import recover
 from producer.verify import Difference, verify

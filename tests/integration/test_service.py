@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.ledger import Ledger
-from common.settings import SamplingSettings, ServerSettings, Settings, TokenizerSettings, WorkerSettings
+from common.sections import SamplingSettings, ServerSettings, TokenizerSettings, WorkerSettings
+from common.settings import Settings
 from tests.integration.worker_steps import VOCAB_SIZE, Server, assert_books_agree, fill, run, until
 from workers.samples import Doorbell
 from workers.service import Service

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from common.ledger import Ledger, Settled
 from common.ledger._keys import WORKERS
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 from producer import display
 from producer.cli import operate
 from producer.status import snapshot

@@ -17,8 +17,8 @@ from aiohttp import web
 from common.ledger import Ledger
 from common.payload import Packer
 from common.records import Head
+from common.sections import DatasetSettings
 from common.segments import count
-from common.settings import DatasetSettings
 from tests.over_httpx import OverHttpx
 from workers.commits import Commits
 from workers.generation import Generation

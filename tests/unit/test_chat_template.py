@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from common.chat_template import Tokenizer
 from common.errors import TokenizerUnavailable
-from common.settings import DatasetSettings, TokenizerSettings
+from common.sections import DatasetSettings, TokenizerSettings
 from producer.datasets.jsonl import Cursor, read_rows
 from producer.datasets.rows import BadRow, Prompt, convert
 from tests.conftest import REPO, SHARED

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from common.settings import WorkerSettings, load_settings
+from common.sections import WorkerSettings
+from common.settings import load_settings
 
 REPO = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "docker-compose.yml").read_text())

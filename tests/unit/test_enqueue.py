@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from common.errors import ServerRefused, ServerUnavailable
-from common.settings import DatasetSettings, Settings, load_settings
+from common.sections import DatasetSettings
+from common.settings import Settings, load_settings
 from producer.enqueue import model_facts, small_caps
 from tests.conftest import REPO
 from tests.unit.conftest import Write

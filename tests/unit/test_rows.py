@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 from producer.datasets.jsonl import Cursor, read_rows
 from producer.datasets.rows import REASONS, ROLES, BadRow, Prompt, convert
 from tests.conftest import SHARED

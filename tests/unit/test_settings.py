@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import MAX_SOCKET_PATH, Settings, TokenizerSettings, load_settings
+from common.sections import TokenizerSettings
+from common.settings import MAX_SOCKET_PATH, Settings, load_settings
 from tests.unit.conftest import Write
 from tests.unit.settings_steps import TOKENIZER, faults
 

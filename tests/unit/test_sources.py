@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import DataError, UsageError
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 from producer.datasets.jsonl import Cursor, read_rows
 from producer.sources import Source, keep_source, look, read_source, refuse_replaced
 from tests.syscalls import Call, under
