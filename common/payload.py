@@ -17,18 +17,23 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A sample as the worker gets it; `input_ids` is the JSON array as bytes."""
+    """A sample as the worker gets it; `input_ids` is the JSON array as bytes.
+
+    `max_new_tokens` is its own where the context has no room for that of all, else None.
+    """
 
     input_ids: bytes
     prompt_tokens: int
     largest_id: int
     meta: Mapping[str, Any]
+    max_new_tokens: int | None = None
 
 
-class _Facts(msgspec.Struct):
+class _Facts(msgspec.Struct, omit_defaults=True):
     n: int
     top: int
     meta: dict[str, Any] = {}
+    most: int | None = None
 
 
 # What Packer.unpack raises on bytes that are no payload.
@@ -43,9 +48,9 @@ class Packer:
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def pack(self, input_ids: Sequence[int], meta: Mapping[str, Any]) -> bytes:
+    def pack(self, input_ids: Sequence[int], meta: Mapping[str, Any], max_new_tokens: int | None = None) -> bytes:
         """Pack a prompt of at least one id; `meta` is the row's own id and labels."""
-        facts = msgspec.json.encode(_Facts(len(input_ids), max(input_ids), dict(meta)))
+        facts = msgspec.json.encode(_Facts(len(input_ids), max(input_ids), dict(meta), max_new_tokens))
         return self._compressor.compress(facts + b"\n" + msgspec.json.encode(input_ids))
 
     def unpack(self, packed: bytes) -> Payload:
@@ -53,4 +58,4 @@ class Packer:
         raw = self._decompressor.decompress(packed, max_output_size=_MAX_BYTES)
         line, _, input_ids = raw.partition(b"\n")
         facts = _facts.decode(line)
-        return Payload(input_ids, facts.n, facts.top, facts.meta)
+        return Payload(input_ids, facts.n, facts.top, facts.meta, facts.most)

@@ -19,7 +19,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     `input_ids` and `output_ids` are token ids; the end token, where the model wrote one, is the last output id.
     `index` is the row's position in its source, `attempt` the ledger's number of the attempt that made the answer,
-    `meta` the row's own id and labels. `finish_reason` is "stop" or "length"; `flags` names what is odd ("truncated").
+    `meta` the row's own id and labels. `finish_reason` is "stop" or "length"; `flags` names what is
+    odd: "truncated" (it ended by length), "clipped" (by a smaller length than was asked for), "max_new_tokens_cut" (its
+    prompt left no room in the context for the max_new_tokens of all, and less was asked for; an answer that ended
+    within is whole).
     """
 
     dataset: str
@@ -84,6 +87,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
 
 
+MAX_NEW_TOKENS_CUT = "max_new_tokens_cut"
 _encode = msgspec.json.Encoder().encode
 decode_record = msgspec.json.Decoder(Record).decode
 decode_head = msgspec.json.Decoder(Head).decode

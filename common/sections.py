@@ -2,13 +2,36 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
+# The layouts of rows (producer/datasets/layouts), and `text`: the column that prompt_column names, or `prompt`.
+Format = Literal[
+    "auto",
+    "text",
+    "message_list",
+    "input_ids",
+    "messages",
+    "conversations",
+    "conversation",
+    "glaive",
+    "swe_agent",
+    "trajectory",
+    "ultrachat",
+    "bfcl",
+    "turns",
+    "magicoder",
+    "alpaca",
+    "opencode",
+    "openorca",
+    "question",
+    "query",
+    "prompt",
+]
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -68,6 +91,7 @@ class SamplingSettings(Section):
     """`sampling_params` of every call; what is not set here is not sent, and takes the server's own default."""
 
     max_new_tokens: Positive = 10240
+    fit: Literal["reject", "cut"] = "reject"  # of a prompt that leaves no room for max_new_tokens; cut: ask for less
     temperature: Annotated[float, Field(ge=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: int | None = None
@@ -80,7 +104,7 @@ class SamplingSettings(Section):
 
     def params(self) -> dict[str, Any]:
         """`sampling_params` as /generate takes them."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"fit"})
 
 
 class WorkerSettings(Section):
@@ -112,13 +136,33 @@ class RunSettings(Section):
     allowed_failures: Annotated[float, Field(ge=0, le=1)] = 0.01  # share of rejected samples that still exits 0
 
 
+class ColumnSettings(Section):
+    """The columns of a dataset that have names of its own, by what they hold."""
+
+    messages: str | None = None
+    prompt: str | None = None
+    input_ids: str | None = None
+    tools: str | None = None
+    system: str | None = None
+
+    @property
+    def asks(self) -> set[str]:
+        """Which of those that can be a prompt are named; with any, no other column is looked at."""
+        return {name for name in ("messages", "prompt", "input_ids") if getattr(self, name) is not None}
+
+
 class DatasetSettings(Section):
-    """One source file and its budget."""
+    """One source and its budget."""
 
     name: str
-    path: Path
-    format: Literal["auto", "messages", "input_ids", "text"] = "auto"
+    path: Path | str  # a file, a folder or a pattern of files; a URL as in s3://bucket/rows.jsonl; "-": standard input
+    max_row_bytes: Positive = 64 * 1024 * 1024  # a longer row is rejected
+    format: Format = "auto"  # the layout of its rows; by default each row is read by its own shape
+    columns: ColumnSettings = ColumnSettings()  # where the rows have columns of other names
     prompt_column: str | None = None  # a text column that is the user's turn
+    turns: Literal["last", "first"] = "last"  # up to which user or tool turn a conversation is the prompt
+    system: str | None = None  # the system prompt of the rows that have none
+    drop_media: bool = False  # leave images, audio and video out, where text remains; else such rows are rejected
     meta: list[str] | None = None  # columns carried through into the records; by default ids and labels
     cap_tokens: Positive | None = None  # none: the whole source is answered
     count: Literal["completion", "total"] = "completion"
@@ -134,3 +178,16 @@ class DatasetSettings(Section):
                 "and no dot in front"
             )
         return name
+
+    @field_validator("path")
+    @classmethod
+    def _url_or_path(cls, path: Path | str) -> Path | str:
+        if not str(path):
+            raise ValueError("names nothing")
+        return str(path) if str(path) == "-" or "://" in str(path) else Path(path)
+
+    def beside(self, folder: Path) -> Self:
+        """The same with a path that is not relative, or was to `folder`."""
+        return (
+            self.model_copy(update={"path": folder / self.path.expanduser()}) if isinstance(self.path, Path) else self
+        )

@@ -204,7 +204,7 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
     if server.api_key_file is not None:
         server = server.model_copy(update={"api_key_file": folder / server.api_key_file.expanduser()})
     tokenizer = settings.tokenizer.model_copy(update={"path": folder / settings.tokenizer.path.expanduser()})
-    datasets = [d.model_copy(update={"path": folder / d.path.expanduser()}) for d in settings.datasets]
+    datasets = [d.beside(folder) for d in settings.datasets]
     output = Path(os.path.normpath(folder / settings.output.expanduser()))
     return settings.model_copy(
         update={"output": output, "server": server, "tokenizer": tokenizer, "datasets": datasets}

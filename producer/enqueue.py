@@ -1,6 +1,5 @@
 """Registers datasets: checks everything first, writes what the run is made of, then lets the keeper ask for feeds."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +18,7 @@ from common.sections import DatasetSettings
 from common.segments import segment_paths
 from common.settings import Settings
 from producer.recover import Recovered, cut_short, recover_dataset
+from producer.sources import refuse_unreadable
 
 # What must be the same in one output folder, or its records are of two kinds.
 _SAME = (
@@ -44,23 +44,19 @@ def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = No
             raise ConfigError(f"no dataset is named {name!r}; the configuration has {', '.join(known)}")
     chosen = [known[name] for name in dict.fromkeys(names or known)]
     for dataset in chosen:
-        if not dataset.path.is_file():
-            raise ConfigError(f"the source of dataset {dataset.name}, {dataset.path}, is not a file; correct its path")
-        if not os.access(dataset.path, os.R_OK):
-            raise ConfigError(f"the source of dataset {dataset.name}, {dataset.path}, may not be read by this user")
+        refuse_unreadable(settings.output, dataset)
     if cap_tokens is None:
         return chosen
     return [dataset.model_copy(update={"cap_tokens": cap_tokens}) for dataset in chosen]
 
 
-def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
-    """What the servers serve and the prompts are made with: for the ledger and run.json; loads the tokenizer once.
+def model_facts(settings: Settings, found: Sequence[Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the servers serve and the prompts are made with: for the ledger and run.json.
 
     `found` are the ServerFacts of the preflight, of those servers that answered, which serve one model. Raises
-    TokenizerUnavailable, ServerUnavailable, ServerRefused.
+    ServerUnavailable, ServerRefused.
     """
     servers = [msgspec.to_builtins(server) for server in found]
-    tokenizer = Tokenizer(settings.tokenizer)
     contexts = [server["context_length"] for server in servers if server["context_length"]]
     context_length = settings.server.context_length or min(contexts, default=None)
     # An id that a server does not know kills it, so the smallest vocabulary counts.
@@ -68,7 +64,7 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
     for server in servers:
         refuse_dropped_parameters(server, settings.sampling.params())
     asked = settings.sampling.max_new_tokens
-    if context_length is not None and asked >= context_length:
+    if context_length is not None and asked >= context_length and settings.sampling.fit == "reject":
         raise ServerUnavailable(
             f"max_new_tokens {asked} leaves no room for a prompt in the servers' context of {context_length} tokens; "
             "lower [sampling] max_new_tokens, or start the servers with a longer --context-length"
@@ -80,6 +76,7 @@ def model_facts(settings: Settings, found: Sequence[Any]) -> dict[str, Any]:
         "context_length": context_length,
         "vocab_size": vocab_size,
         **tokenizer.fingerprint(),
+        "special_ids": msgspec.to_builtins(tokenizer.special_ids),
         "chat_template_kwargs": settings.tokenizer.chat_template_kwargs,
         "sampling_params": settings.sampling.params(),
         "servers": servers,

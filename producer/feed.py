@@ -7,11 +7,6 @@ this feed found it, so that two feeds of one dataset cannot both queue a row.
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 from celery import Celery
@@ -23,11 +18,12 @@ from common.chat_template import Tokenizer
 from common.errors import DataError, TokenizerUnavailable
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.payload import Packer
-from common.rejects import Reject, append_rejects
+from common.rejects import append_rejects
 from common.sections import DatasetSettings
 from common.settings import Settings
-from producer.datasets.jsonl import Cursor, Row, read_rows
-from producer.datasets.rows import BadRow, Prompt, convert
+from producer.datasets.containers import Cursor, Reader, Row
+from producer.datasets.standard_input import source_of
+from producer.prepare import Limits, prepare
 from producer.sources import Source, keep_source, look, read_source
 
 log = logging.getLogger(__name__)
@@ -37,24 +33,6 @@ _CHUNK_ROWS, _CHUNK_BYTES = 128, 8_000_000
 _TURN_SECONDS = 5.0
 # Renewed with each chunk. What a feed that was killed leaves locked is not fed for so long.
 _LOCK_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a prompt must keep to: ids below `vocab_size`, prompt and answer within `context_length` (None: unknown)."""
-
-    vocab_size: int
-    context_length: int | None
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows made ready: samples as (index, payload), their prompt tokens by index, and rejects."""
-
-    samples: list[tuple[int, bytes]]
-    prompts: dict[int, int]
-    rejects: list[Reject]
 
 
 class _SourceUnreadable(Exception):
@@ -70,6 +48,7 @@ class Feeder:
         self._sender = Sender(app)
         self._packer = Packer()
         self._tokenizer: Tokenizer | None = None
+        self._readers: dict[str, Reader] = {}
 
     def feed(self, dataset: str) -> int:
         """Queue rows of `dataset` until its window is full, its source ends or the turn is over; answers how many."""
@@ -96,7 +75,8 @@ class Feeder:
             return 0  # `run` and `enqueue` write it first; without it no prompt can be checked
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._settings.tokenizer)
-        limits = Limits(model["vocab_size"], model.get("context_length"), self._settings.sampling.max_new_tokens)
+        sampling = self._settings.sampling
+        limits = Limits(model["vocab_size"], model.get("context_length"), sampling.max_new_tokens, sampling.fit)
         deadline = time.monotonic() + _TURN_SECONDS
         fed, nothing_sent = 0, False
         while time.monotonic() < deadline:
@@ -121,7 +101,13 @@ class Feeder:
         dataset = DatasetSettings(**spec)
         cursor = Cursor.parse(state.cursor)
         known = read_source(self._settings.output, state.name)
-        taken, ended, seen = _take(dataset.path, cursor, rows, known)
+        source = source_of(self._settings.output, dataset)
+        reader = self._readers.get(state.name)
+        if reader is None or (reader.source, reader.max_row_bytes) != (source, dataset.max_row_bytes):
+            reader = self._readers[state.name] = Reader(source, dataset.max_row_bytes)
+        taken, ended, seen = _take(reader, cursor, rows, known)
+        if ended:
+            del self._readers[state.name]  # and close its file
         after = taken[-1].after if taken else cursor
         assert self._tokenizer is not None
         done = self._ledger.done_among(state.name, cursor.index, after.index - cursor.index)
@@ -140,87 +126,29 @@ class Feeder:
         )
 
 
-def _take(path: Path, cursor: Cursor, rows: int, known: Source | None) -> tuple[list[Row], bool, Source]:
+def _take(reader: Reader, cursor: Cursor, rows: int, known: Source | None) -> tuple[list[Row], bool, Source]:
     """The next `rows` rows, or fewer where they are long; whether the source ends with them; what was read by then."""
     taken: list[Row] = []
     size, ended = 0, True
     try:
-        if known and (change := known.change(path)):
+        if known and (change := known.change(reader.source)):
             raise _SourceUnreadable(
-                f"its source {path} was replaced after it was read: {change}; put the earlier file back and start it "
-                "again, or stop everything and go on with --accept-changes"
+                f"its source {reader.source} was replaced after it was read: {change}; put the earlier file back and "
+                "start it again, or stop everything and go on with --accept-changes"
             )
-        for row in read_rows(path, cursor):
-            taken.append(row)
-            size += len(row.line)
-            if len(taken) == rows or size >= _CHUNK_BYTES:
-                ended = False
-                break
-        return taken, ended, look(path, taken[-1].after if taken else cursor)
+        try:
+            for row in reader.rows(cursor):
+                taken.append(row)
+                size += row.size
+                if len(taken) == rows or size >= _CHUNK_BYTES:
+                    ended = False
+                    break
+        except (OSError, DataError):
+            if not taken:
+                raise
+            ended = False  # what was read before it counts first; the next step meets the fault again
+        return taken, ended, look(reader.source, taken[-1].after if taken else cursor, None if ended else known)
     except OSError as error:
         raise _SourceUnreadable(
-            f"its source {path} cannot be read: {error.strerror or error}; correct that and start it again"
+            f"its source {reader.source} cannot be read: {error.strerror or error}; correct that and start it again"
         ) from error
-
-
-def prepare(
-    rows: Sequence[Row], dataset: DatasetSettings, tokenizer: Tokenizer, limits: Limits, packer: Packer
-) -> Chunk:
-    """Rows to payloads; a row that cannot become a prompt is a reject, and costs the others nothing."""
-    rejects: list[Reject] = []
-    prompts: list[tuple[int, Prompt]] = []
-    texts: list[str] = []
-    for row in rows:
-        try:
-            prompt = convert(row.line, dataset)
-            if prompt.input_ids is None:
-                texts.append(_render(prompt, tokenizer))
-            prompts.append((row.index, prompt))
-        except BadRow as bad:
-            rejects.append(_reject(row.index, bad))
-    encoded = iter(tokenizer.encode(texts) if texts else [])
-    samples: list[tuple[int, bytes]] = []
-    tokens: dict[int, int] = {}
-    for index, prompt in prompts:
-        input_ids = next(encoded) if prompt.input_ids is None else prompt.input_ids
-        try:
-            _check(input_ids, limits, prompt)
-            samples.append((index, packer.pack(input_ids, prompt.meta)))
-            tokens[index] = len(input_ids)
-        except BadRow as bad:
-            rejects.append(_reject(index, bad))
-    return Chunk(samples, tokens, rejects)
-
-
-def _render(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    try:
-        return tokenizer.render(prompt.messages, prompt.tools)
-    except Exception as error:
-        raise BadRow("template_error", f"the chat template cannot render it: {error}", prompt.meta.get("id")) from error
-
-
-def _check(input_ids: Sequence[int], limits: Limits, prompt: Prompt) -> None:
-    row_id = prompt.meta.get("id")
-    if not input_ids:
-        raise BadRow("bad_input_ids", "the prompt has no ids", row_id)
-    try:
-        msgspec.convert(input_ids, _known_ids(limits.vocab_size))
-    except msgspec.ValidationError:
-        raise BadRow("id_out_of_range", f"an id is not within 0 to {limits.vocab_size - 1}", row_id) from None
-    if limits.context_length and len(input_ids) + limits.max_new_tokens > limits.context_length:
-        raise BadRow(
-            "too_long",
-            f"{len(input_ids)} prompt tokens and max_new_tokens {limits.max_new_tokens} exceed the context of "
-            f"{limits.context_length}",
-            row_id,
-        )
-
-
-@cache
-def _known_ids(vocab_size: int) -> Any:
-    """The type of a list of ids of the vocabulary. To check 1,000 against it takes 10 us; min() and max() take 25."""
-    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
-
-
-def _reject(index: int, bad: BadRow) -> Reject:
-    return Reject(index=index, reason=bad.reason, detail=bad.detail, id=bad.row_id)

@@ -18,7 +18,7 @@ import redis
 
 from common.ledger import LOST, OPEN_STATES, Ended, InFlight, Ledger, Settled, pack_in_flight
 from common.payload import UNREADABLE, Packer, Payload
-from common.records import Written, encode_line, sample_id, timestamp
+from common.records import MAX_NEW_TOKENS_CUT, Written, encode_line, sample_id, timestamp
 from common.rejects import Reject
 from workers.commits import Commits
 from workers.leases import Leases
@@ -227,7 +227,10 @@ class Generation:
             return _rejected(sample, payload.meta, "id_out_of_range", detail)
         try:
             answer, server, seconds = await self._client.generate(
-                payload.input_ids, prompt_tokens=payload.prompt_tokens, clock=sample.clock
+                payload.input_ids,
+                prompt_tokens=payload.prompt_tokens,
+                max_new_tokens=payload.max_new_tokens,
+                clock=sample.clock,
             )
             clock = sample.clock.tokens
         except BadAnswer as bad:
@@ -349,6 +352,7 @@ class Generation:
 
 def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, seconds: float, clock: float) -> Outcome:
     claimed = sample.claimed
+    flags = answer.flags if payload.max_new_tokens is None else (*answer.flags, MAX_NEW_TOKENS_CUT)
     line = encode_line(
         Written(
             dataset=claimed.dataset,
@@ -364,7 +368,7 @@ def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, sec
             latency_seconds=round(seconds, 3),
             server=server,
             created_at=timestamp(time.time()),
-            flags=answer.flags,
+            flags=flags,
             meta=payload.meta,
         )
     )
@@ -374,7 +378,7 @@ def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, sec
         answer.prompt_tokens,
         answer.completion_tokens,
         answer.cached_tokens,
-        answer.flags,
+        flags,
     )
     return Outcome(sample, line=line, settled=settled, end=answer.finish_reason, clock=clock)
 

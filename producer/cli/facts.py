@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 def checked_facts(
     settings: "Settings", datasets: "Sequence[DatasetSettings]", *, accept_changes: bool
 ) -> dict[str, Any]:
-    """What the job is made with; says what is known to go wrong with its servers, and which caps cannot be met well.
+    """What the job is made with; says what may go wrong with servers and template, and which caps cannot be met well.
 
     Raises ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
     """
+    from common.chat_template import Tokenizer
     from producer.cli.main import load
     from producer.enqueue import model_facts, refuse_changes, small_caps
 
     servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
-    for sentence in (*warnings, *small_caps(datasets, settings.sampling.max_new_tokens)):
+    tokenizer = Tokenizer(settings.tokenizer)
+    for sentence in (*warnings, *tokenizer.warnings, *small_caps(datasets, settings.sampling.max_new_tokens)):
         click.echo(f"warning: {sentence}", err=True)
-    facts = model_facts(settings, servers)
+    facts = model_facts(settings, servers, tokenizer)
     if not accept_changes:
         refuse_changes(settings.output, facts)
     return facts

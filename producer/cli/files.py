@@ -1,4 +1,4 @@
-"""The commands that read what a run has written: verify, recover, export."""
+"""The commands that read what a run has written: verify, rejects, recover, export."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -119,6 +119,39 @@ def _print_report(report: "Report") -> None:
         )
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
+
+
+@click.command("rejects", context_settings=HELP, short_help="Which rows were rejected, and why.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@config_option
+@json_option
+def rejects(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
+    """Sum up the rejected rows of the DATASETs (by default all) by reason, with the first three of each.
+
+    An example shows the row's index in its source, its own id where it has one, and what was wrong with it. All of
+    them are in <output>/<dataset>/rejects.jsonl. Needs no Redis, and may run beside the run.
+    """
+    import msgspec
+
+    from common.settings import load_settings
+    from producer.rejected import rejected_rows
+
+    settings = load_settings(config)
+    with _file_errors(settings.output):
+        found = rejected_rows(settings.output, _chosen(settings, datasets))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"datasets": found}), indent=2).decode())
+        return
+    for dataset in found:
+        click.echo(f"{dataset.name}: {dataset.rejected:,} rows rejected")
+        for one in dataset.reasons:
+            click.echo(f"  {one.reason}: {one.rows:,}" + (f" ({one.meaning})" if one.meaning else ""))
+            for row in one.examples:
+                named = "" if row.id is None else f", id {row.id!r}"
+                detail = "".join(one if one.isprintable() else " " for one in row.detail)  # it may quote the row
+                click.echo(f"    row {row.index}{named}: {detail}")
+        if dataset.faults:
+            click.echo(f"{dataset.name}: {dataset.faults:,} lines of its rejects.jsonl are none", err=True)
 
 
 @click.command("recover", context_settings=HELP, short_help="Build the ledger anew from the files of a run.")

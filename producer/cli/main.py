@@ -22,6 +22,7 @@ _COMMANDS = {
     "flower": ("producer.cli.control:flower", "Flower, the web page on tasks and workers."),
     "doctor": ("workers.cli:doctor", "What the servers really are, and what is wrong with them."),
     "verify": ("producer.cli.files:verify", "Check every segment, and the ledger against them."),
+    "rejects": ("producer.cli.files:rejects", "Which rows were rejected, and why."),
     "recover": ("producer.cli.files:recover", "Build the ledger anew from the segments."),
     "export": ("producer.cli.files:export", "Training files with loss masks."),
     "simulate": ("workers.sglang.simulator.cli:simulate", "A simulated SGLang server."),

@@ -23,12 +23,13 @@ COMMANDS = [
     "flower",
     "doctor",
     "verify",
+    "rejects",
     "recover",
     "export",
     "simulate",
 ]
 # In this version, and not in the design.
-BEYOND = {"servers"}
+BEYOND = {"servers", "rejects"}
 # In the design, and not in this version yet.
 LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "plan", "audit"}
 

@@ -14,7 +14,7 @@ from common.broker import make_celery
 from common.ledger import Ledger, Settled
 from common.ledger._keys import keys_of
 from common.rejects import read_rejects
-from producer.datasets.jsonl import Cursor
+from producer.datasets.containers import Cursor
 from producer.feed import Feeder
 from tests.integration.feed_steps import BAD, MAX_NEW_TOKENS, TOKENIZER, VOCAB_SIZE, Feed, Row, ids, numbered
 
@@ -154,7 +154,7 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
         {"messages": [{"role": "user", "content": [{"type": "image"}]}], "id": "r6"},
         {"messages": [user, broken_call, user], "id": "r7"},
         {"messages": [{"role": "system", "content": "s"}]},
-        {"prompt": "x"},
+        {"text": "x"},
         {"messages": [user], "tools": "x"},
         {"messages": [user], "uuid": "u11"},
     )
@@ -169,8 +169,8 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
         (3, "id_out_of_range", "r3"),
         (4, "id_out_of_range", 4),
         (5, "id_out_of_range", None),
-        (6, "bad_messages", "r6"),
-        (7, "template_error", "r7"),
+        (6, "not_text", "r6"),
+        (7, "bad_tools", "r7"),
         (8, "no_user_turn", None),
         (9, "no_prompt", None),
         (10, "bad_tools", None),
@@ -308,13 +308,19 @@ def test_a_feed_that_lost_the_cursor_changes_nothing(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "says"),
     [
-        pytest.param(lambda feed: feed.source.unlink(), "No such file or directory", id="gone"),
-        pytest.param(lambda feed: (feed.source.unlink(), feed.source.mkdir()), "Is a directory", id="a folder"),
+        pytest.param(
+            lambda feed: feed.source.unlink(),
+            "its source {} cannot be read: No such file or directory; correct that and start it again",
+            id="gone",
+        ),
+        pytest.param(
+            lambda feed: (feed.source.unlink(), feed.source.mkdir()), "{} has no file of rows; known are", id="a folder"
+        ),
     ],
 )
-def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Callable[[Feed], None], words: str) -> None:
+def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Callable[[Feed], None], says: str) -> None:
     feed.write(*numbered(3))
     feed.register()
     spoil(feed)
@@ -323,7 +329,7 @@ def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Calla
 
     state = feed.state()
     assert state.state == "failed"
-    assert state.reason == f"its source {feed.source} cannot be read: {words}; correct that and start it again"
+    assert state.reason.startswith(says.format(feed.source))
     if feed.source.is_dir():
         feed.source.rmdir()
     feed.write(*numbered(3))

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.chat_template import Tokenizer
 from common.errors import ServerRefused, ServerUnavailable
 from common.sections import DatasetSettings
 from common.settings import Settings, load_settings
@@ -13,6 +14,7 @@ from producer.enqueue import model_facts, small_caps
 from tests.conftest import REPO
 from tests.unit.conftest import Write
 from tests.unit.preflight_steps import facts_of, sglang
+from workers.sglang.preflight import ServerFacts
 
 IDS = 4096  # of the examples' tokenizer
 
@@ -23,7 +25,11 @@ def configured(write: Write, server: str = "") -> Settings:
 
 
 def facts(write: Write, *servers: dict[str, Any], server: str = "") -> dict[str, Any]:
-    return model_facts(configured(write, server), [facts_of(sglang(**changes)) for changes in servers])
+    return made(configured(write, server), *(facts_of(sglang(**changes)) for changes in servers))
+
+
+def made(settings: Settings, *servers: ServerFacts) -> dict[str, Any]:
+    return model_facts(settings, servers, Tokenizer(settings.tokenizer))
 
 
 def test_the_facts_of_the_servers_are_kept_without_keys(write: Write) -> None:
@@ -49,14 +55,24 @@ def test_the_shortest_context_counts_unless_one_is_configured(write: Write) -> N
     assert facts(write, *servers, server="[server]\ncontext_length = 500\n")["context_length"] == 500
     with pytest.raises(ServerUnavailable, match="max_new_tokens 64 leaves no room"):
         facts(write, {"context_length": 64})
+    assert facts(write, {"context_length": 64}, server='fit = "cut"\n')["context_length"] == 64
+
+
+def test_the_ids_that_steer_an_answer_are_kept(write: Write) -> None:
+    tools = {"<tool_call>": 4094, "</tool_call>": 4095}
+    assert facts(write, {})["special_ids"] == {"think": 4092, "think_end": 4093, "end": (4090,), "tools": tools}
+
+
+def test_how_a_prompt_fits_is_no_sampling_parameter(write: Write) -> None:
+    assert facts(write, {}, server='fit = "cut"\n')["sampling_params"] == facts(write, {})["sampling_params"]
 
 
 def test_a_router_that_would_drop_a_parameter_is_refused(write: Write) -> None:
     router = msgspec.structs.replace(facts_of(sglang()), router=True)
 
-    assert model_facts(configured(write), [router])["servers"][0]["router"] is True
+    assert made(configured(write), router)["servers"][0]["router"] is True
     with pytest.raises(ServerRefused, match="is a router, which drops logit_bias without a word"):
-        model_facts(configured(write, 'logit_bias = { "2" = 5.0 }\n'), [facts_of(sglang()), router])
+        made(configured(write, 'logit_bias = { "2" = 5.0 }\n'), facts_of(sglang()), router)
 
 
 @pytest.mark.parametrize(
