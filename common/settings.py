@@ -118,6 +118,12 @@ class WorkerSettings(_Section):
     commit_seconds: Annotated[float, Field(ge=0)] = 0.02  # answers of this span share one fsync
     segment_bytes: Positive = 256 * 1024 * 1024  # a segment that reaches this is followed by the next
 
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.most_in_flight is not None and self.most_in_flight < self.least_in_flight:
+            raise ValueError(f"least_in_flight {self.least_in_flight} is above most_in_flight {self.most_in_flight}")
+        return self
+
 
 class ControlSettings(_Section):
     """The control process."""
