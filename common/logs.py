@@ -11,6 +11,8 @@ from common.parent import end_with_parent
 
 # They log 40 lines of traceback a second for as long as Redis refuses writes.
 _TALKATIVE = ("celery.beat", "kombu.asynchronous.timer")
+# What these say at INFO is for people: the limits of the servers, and why; a server that is back.
+_OURS = ("common", "workers", "producer")
 
 
 def set_up(app: Celery) -> None:
@@ -29,6 +31,8 @@ def _log_to_stderr(**_: Any) -> None:
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(one_line)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def one_line(record: logging.LogRecord) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -119,6 +119,12 @@ class WorkerSettings(Section):
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0  # how long TERM waits for answers in flight
     commit_seconds: Annotated[float, Field(ge=0)] = 0.02  # answers of this span share one fsync
     segment_bytes: Positive = 256 * 1024 * 1024  # a segment that reaches this is followed by the next
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Self:
+        if self.most_in_flight is not None and self.most_in_flight < self.least_in_flight:
+            raise ValueError(f"least_in_flight {self.least_in_flight} is above most_in_flight {self.most_in_flight}")
+        return self
 
 
 class ControlSettings(Section):

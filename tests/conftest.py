@@ -40,3 +40,9 @@ def wait_until(what: str, condition: Callable[[], object], seconds: float = 30.0
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds:.0f} s in vain until {what}")
         time.sleep(0.02)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for minutes begins first, or the last process would be at it alone while the others are done."""
+    items.sort(key=lambda item: not {"faults", "acceptance"}.intersection(item.path.parts))

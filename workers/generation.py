@@ -99,7 +99,7 @@ class Generation:
         for sample in list(self._running.values()):
             claimed, clock = sample.claimed, sample.clock
             found.setdefault(claimed.dataset, []).append(
-                InFlight(claimed.index, claimed.attempt, clock.tokens, clock.tokens_per_second)
+                InFlight(claimed.index, claimed.attempt, clock.furthest, clock.tokens_per_second)
             )
         return {dataset: pack_in_flight(samples) for dataset, samples in found.items()}
 

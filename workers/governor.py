@@ -21,6 +21,9 @@ FIRST_LIMIT = 3.0
 GAIN = 0.5
 # Equal for all, whatever their share: without it a newcomer kept 2 of 140 for ever.
 EQUALIZER = 0.1
+# The start ends when something waits at so many polls in a row. At one it may just have come: a start that ended by
+# that with 5 in flight was at 138 after two minutes, where another was at 272 after one.
+POLLS_TO_FILL = 2
 # Figures that show fewer requests than a worker itself has in flight, so often in a row, are of another queue.
 WRONG_FIGURES = 5
 # So many polls without figures are an accident; from then on the limit is held.
@@ -64,7 +67,7 @@ class Governor:
         self._tokens = self._token_steps = 0.0  # fading sums: of the answers' tokens, and of KV tokens x decode steps
         self._slow = True  # the start: nothing has been seen to wait yet
         self._seen = False
-        self._missing = self._wrong = 0
+        self._missing = self._wrong = self._queued = 0
         # Since the last poll: the most in flight, and the answers.
         self._high = self._ended = 0
         self._wanted = self._first()
@@ -109,7 +112,7 @@ class Governor:
         """Nobody takes connections there: what comes back has an empty queue, and begins small."""
         self._wanted = self._first()
         self._slow = True
-        self._missing = self._wrong = self._high = 0
+        self._missing = self._wrong = self._high = self._queued = 0
         self.why = "starting small: the server is down"
 
     # What the server tells
@@ -156,7 +159,8 @@ class Governor:
         wanted = min(max(WANTED_SHARE * running, FEWEST_WANTED), MOST_WANTED)
         missing = wanted - waiting
         seen = f"{waiting} waiting, {wanted:.0f} wanted"
-        if waiting and running:
+        self._queued = self._queued + 1 if waiting and running else 0
+        if self._queued >= POLLS_TO_FILL:
             self._slow = False
         if missing <= 0:
             self._wanted = max(1.0, min(self._wanted, in_flight + 0.99) + GAIN * missing * share)
@@ -164,9 +168,9 @@ class Governor:
         elif in_flight < self.limit:
             self.why = f"enough: {in_flight} in flight, nothing is held back"
         elif self._slow:
-            if running:
+            if running and not waiting:
                 self._wanted = max(1.5 * self._wanted, self._wanted + 0.5)
-            self.why = f"starting: {running} running, none has waited yet"
+            self.why = f"starting: {running} running, {waiting or 'none'} waiting"
         else:
             self._wanted = min(self._wanted + GAIN * missing * share + EQUALIZER, in_flight + 1 + wanted)
             self.why = f"growing: {seen}"

@@ -89,6 +89,9 @@ class Keeper:
                 if facts.get("kind") == "worker":
                     limits.append(int(facts["limit"]))
             elif abs(now_ms - seen_ms) > 60 * SILENT_MS:
+                # Clocks first: what is not done in this tick is done in the next as long as the name is there.
+                for dataset in self._ledger.datasets():
+                    self._ledger.tell(dataset, name, b"")
                 self._ledger.heartbeat(name, None)
         return now_ms, sum(limits), len(limits)
 

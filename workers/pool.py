@@ -47,6 +47,7 @@ class FewMessages(bootsteps.StartStopStep):
             change = consumer.qos.increment_eventually if held > self._held else consumer.qos.decrement_eventually
             change(abs(held - self._held))
             self._held = held
+            consumer.initial_prefetch_count = held  # with which Celery begins anew after a lost connection
 
 
 def _reconnect(consumer: Consumer) -> None:

@@ -7,7 +7,7 @@ decides late who gets the next slot; shares, pauses and caps then hold from one 
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -45,7 +45,10 @@ class Sending:
         for name, one in candidates.items():
             if one.room > 0:
                 self._send_again(name, one, in_messages)
-        standings = {name: _standing(one, slots, workers) for name, one in candidates.items()}
+        # A worker takes one suspect at a time. More of them would be refused, tick after tick, and keep the samples
+        # behind them from the slots: with 100 that waited, 5 of 100 slots were in use.
+        held_back = {name: set(self._suspects(name, one)[workers:]) for name, one in candidates.items()}
+        standings = {name: _standing(one, slots, workers, len(held_back[name])) for name, one in candidates.items()}
         if self._at_ms is not None:
             self._shares.advance(max(0, now_ms - self._at_ms) / 1000, standings)
         self._at_ms = now_ms
@@ -56,17 +59,23 @@ class Sending:
             sum(one.sent for one in standings.values() if one.open),
             max(0, workers - 1) * messages_held(slots // max(1, workers)) * per_message,
         )
-        if messages := self._messages(self._shares.choose(samples, standings)):
+        if messages := self._messages(self._shares.choose(samples, standings), held_back):
             self._sender.generate(messages)
 
-    def _messages(self, runs: Sequence[tuple[str, int]]) -> list[tuple[str, list[int]]]:
-        """The samples of each run, marked as sent."""
+    def _suspects(self, name: str, one: Candidate) -> list[int]:
+        return self._ledger.suspects(name) if one.room > 0 else []
+
+    def _messages(
+        self, runs: Sequence[tuple[str, int]], held_back: Mapping[str, Collection[int]]
+    ) -> list[tuple[str, list[int]]]:
+        """The samples of each run, marked as sent; none of those in `held_back`."""
         wanted: Counter[str] = Counter()
         for name, samples in runs:
             wanted[name] += samples
         ready: dict[str, Iterator[int]] = {}
         for name, samples in wanted.items():
-            unsent = self._ledger.unsent(name, samples)
+            unsent = self._ledger.unsent(name, samples + len(held_back[name]))
+            unsent = [index for index in unsent if index not in held_back[name]][:samples]
             sent = set(self._ledger.resend(name, 1, unsent))
             ready[name] = iter([index for index in unsent if index in sent])
         messages = ((name, list(islice(ready[name], samples))) for name, samples in runs)
@@ -84,13 +93,13 @@ class Sending:
             log.info("%s: %d samples sent again", name, len(sent))
 
 
-def _standing(one: Candidate, slots: int, workers: int) -> Standing:
+def _standing(one: Candidate, slots: int, workers: int, held_back: int) -> Standing:
     state = one.state
     return Standing(
         weight=state.weight,
         in_flight=state.in_flight,
         sent=state.sent,
-        available=max(0, min(state.queued - state.sent, one.room - state.sent)),
+        available=max(0, min(state.queued - held_back, one.room) - state.sent),
         ended=state.done + state.rejected,
         open=one.room > 0 and (state.queued > 0 or not state.ended),
         per_message=one.pace.per_message(slots, workers),

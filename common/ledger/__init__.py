@@ -322,6 +322,16 @@ class Ledger(Processes):
         """The next queued samples that are in no message: first those given back, then in the order of the source."""
         return self._queued(dataset, "-inf", "(1", limit)
 
+    def suspects(self, dataset: str) -> list[int]:
+        """The queued samples in no message that lost SUSPECT_AFTER workers, in order: a worker gets one at a time."""
+        keys = _keys.keys_of(dataset)
+        tries = cast("dict[bytes, bytes]", self.redis.hgetall(keys.tries))
+        suspects = sorted(int(index) for index, lost in tries.items() if int(lost) >= SUSPECT_AFTER)
+        scores = [
+            score for part in parts(suspects, _CALL) for score in self.redis.zmscore(keys.queued, [*map(str, part)])
+        ]
+        return [index for index, score in zip(suspects, scores, strict=True) if score is not None and score < 1]
+
     def _queued(self, dataset: str, lowest: int | str, highest: int | str, limit: int) -> list[int]:
         key = _keys.keys_of(dataset).queued
         rows = self.redis.zrange(key, cast("Any", lowest), cast("Any", highest), byscore=True, offset=0, num=limit)

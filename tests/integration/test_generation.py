@@ -34,7 +34,10 @@ def test_every_sample_ends_once_with_the_ids_that_the_server_gave(valkey: str, l
         fill(ledger, "A", 150)
         fill(ledger, "B", 50)
         async with Server(speed=0.0) as server, working(valkey, tmp_path, server, segment_bytes=20_000) as worker:
-            worker.ring_all("A", 150, per_message=8)
+            worker.ring_all("A", 80, per_message=8)
+            await until("a segment is full", lambda: len(worker.summaries) == 10)
+            for first in range(80, 150, 8):
+                worker.ring("A", range(first, min(first + 8, 150)))
             worker.ring_all("B", 50, per_message=1)
             await until("all ended", lambda: len(worker.summaries) == 19 + 50)
             assert server.totals.taken == 200

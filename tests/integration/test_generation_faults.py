@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,8 @@ from producer.embedded import EmbeddedRedis
 from tests.disk import enlarge, small_disk
 from tests.integration.ledger_steps import given_back
 from tests.integration.worker_steps import Server, assert_books_agree, fill, play, run, until, working
+from workers.governor import Load
+from workers.in_flight import told
 
 ENDLESS = 1000.0
 
@@ -285,5 +288,40 @@ def test_what_was_claimed_before_redis_went_away_is_not_forgotten(valkey: str, l
             assert worker.acked == {"A 0": 1, "A 4": 1, "A 8": 1}
             assert worker.leases.held == 0
         assert numbers(ledger) == (0, 0, 12)
+
+    run(test)
+
+
+def test_an_answer_that_is_made_anew_is_told_to_be_as_long_as_the_one_that_was_lost(
+    valkey: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Else a server that dies near a cap looks, to the budget, as if all its answers began anew and were short."""
+
+    async def test() -> None:
+        fill(ledger, "A", 1)
+        calls: list[int] = []
+        lose, end = asyncio.Event(), asyncio.Event()
+
+        async def answer(index: int) -> httpx.Response | list[int]:
+            calls.append(index)
+            if len(calls) == 1:
+                await lose.wait()
+                return httpx.Response(503)
+            await end.wait()
+            return [index, 5]
+
+        async with working(valkey, tmp_path, play(answer)) as worker:
+            worker.ring("A", [0])
+            await until("it is asked", lambda: calls)
+            (server,) = worker.client._servers
+            for tokens in (0.0, 5000.0, 5000.0):  # and no more from then on
+                server.clock.advance(time.monotonic(), Load(running=1, waiting=0, generated_tokens=tokens))
+            lose.set()
+            await until("it is asked again", lambda: len(calls) == 2)
+            at_ms = ledger.snapshot("A").now_ms
+            await until("that is told", lambda: any(ms > at_ms for ms, _ in ledger.progress("A").clocks.values()))
+            assert told(ledger.progress("A"))[0][1] >= 5000
+            end.set()
+            await until("it is done", lambda: numbers(ledger) == (0, 0, 1))
 
     run(test)

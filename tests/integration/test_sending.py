@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from common.broker import make_celery, pending_samples
-from common.ledger import Ledger
+from common.ledger import InFlight, Ledger, pack_in_flight
 from common.sections import DatasetSettings, TokenizerSettings
 from common.settings import Settings
 from workers.keeper import Keeper
@@ -107,3 +107,45 @@ def test_a_new_dataset_gets_the_next_slots(ledger: Ledger, keeper: Keeper) -> No
     slots(ledger, 40)
     assert keeper.tick()
     assert take(ledger, 20) == {"A": behind, "B": 20 - behind}
+
+
+def test_a_worker_that_is_long_dead_is_forgotten_with_its_clocks(ledger: Ledger, keeper: Keeper) -> None:
+    fill(ledger, "A", 1)
+    for name in ("w0@host", "w1@host"):
+        ledger.heartbeat(name, {"kind": "worker", "limit": 4})
+        ledger.tell("A", name, pack_in_flight([InFlight(0, 1, 100.0, 17.0)]))
+    ledger.redis.hset("tokenmill:workers", "w0@host", '1000 {"kind":"worker","limit":4}')
+    assert keeper.tick()
+    assert set(ledger.progress("A").clocks) == {"w1@host"}
+    assert "w0@host" not in ledger.processes()
+
+
+def suspects(ledger: Ledger, name: str, samples: int) -> None:
+    """The first samples have lost two workers each."""
+    for _ in range(2):
+        ledger.claim(name, "w0@host", 0, list(range(samples)))
+        ledger.expire(name, max_tries=10)
+
+
+def test_suspects_do_not_hold_up_the_samples_behind_them(ledger: Ledger, keeper: Keeper) -> None:
+    fill(ledger, "A", 500)
+    suspects(ledger, "A", 100)
+    slots(ledger, 100)
+    held: Counter[str] = Counter()
+    for _ in range(4):
+        assert keeper.tick()
+        held += take(ledger, 100 - sum(held.values()))
+    assert held == {"A": 100}
+
+
+def test_suspects_do_not_hold_up_other_datasets(ledger: Ledger, keeper: Keeper) -> None:
+    for name in ("A", "B"):
+        fill(ledger, name, 500)
+    suspects(ledger, "A", 100)
+    slots(ledger, 100)
+    held: Counter[str] = Counter()
+    for _ in range(6):
+        assert keeper.tick()
+        held += take(ledger, 100 - sum(held.values()))
+    assert sum(held.values()) == 100
+    assert abs(held["A"] - held["B"]) < 20

@@ -21,7 +21,7 @@ def governor(limit: int = 0, **options: Any) -> Governor:
         made.set_bounds(1, limit)
         polls(made, Load(running=limit, waiting=0), 20)
         made.set_bounds(settings.get("least", 1), settings.get("most"))
-        polls(made, Load(running=1000, waiting=1), 1, in_flight=limit - 1)
+        polls(made, Load(running=1000, waiting=1), 2, in_flight=limit - 1)
         assert made.limit == limit
     return made
 
@@ -49,15 +49,24 @@ class TestStart:
         made = governor()
         seen = [polls(made, Load(running=made.limit, waiting=0), 1) for _ in range(5)]
         assert seen == [4, 6, 10, 15, 22]
-        assert made.why == "starting: 15 running, none has waited yet"
+        assert made.why == "starting: 15 running, none waiting"
 
     def test_does_not_grow_before_anything_runs(self) -> None:
         made = governor()
         assert polls(made, Load(running=0, waiting=1), 4, in_flight=1) == 3
 
+    def test_what_waits_at_one_poll_alone_has_just_come_and_does_not_end_the_fast_start(self) -> None:
+        made = governor()
+        for _ in range(4):
+            polls(made, Load(running=made.limit, waiting=0), 2)
+            before = made.limit
+            assert polls(made, Load(running=before - 1, waiting=1), 1) == before
+            assert made.why == f"starting: {before - 1} running, 1 waiting"
+        assert made.limit > 60
+
     def test_the_fast_start_ends_when_something_waits(self) -> None:
         made = governor()
-        polls(made, Load(running=30, waiting=1), 1)
+        polls(made, Load(running=30, waiting=1), 2)
         assert polls(made, Load(running=30, waiting=0), 1, in_flight=4) - 3 <= 1
 
     def test_not_above_what_the_pool_may_hold_while_no_answer_is_known(self) -> None:

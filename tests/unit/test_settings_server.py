@@ -160,3 +160,9 @@ def test_an_address_given_twice_is_one_server(write: Write) -> None:
     settings = load_settings(write(TOKENIZER + '[server]\nurls = ["http://b/", "http://a:1", "http://b"]\n'))
 
     assert settings.server.urls == ["http://b", "http://a:1"]
+
+
+def test_bounds_of_the_governor_that_exclude_each_other_are_refused(write: Write) -> None:
+    path = write(TOKENIZER + "[worker]\nleast_in_flight = 10\nmost_in_flight = 5\n")
+    assert faults(path) == [f"{path}: worker: least_in_flight 10 is above most_in_flight 5"]
+    assert load_settings(write(TOKENIZER + "[worker]\nleast_in_flight = 5\nmost_in_flight = 5\n"))

@@ -190,3 +190,32 @@ def test_a_verdict_reaches_the_caller_as_a_bad_answer() -> None:
         assert call.cancelling() == 0
 
     run(give_up, client_of(Network(generate=[never])))
+
+
+def test_a_verdict_on_a_call_that_has_ended_leaves_the_next_call_of_its_task_alone() -> None:
+    """The watch asks the server between seeing a call and giving it up; a sample may be at its next try by then."""
+
+    async def give_up_late(client: SGLangClient) -> list[list[int]]:
+        async def two_calls() -> list[list[int]]:
+            return [(await generate(client)).output_ids for _ in range(2)]
+
+        calls = asyncio.create_task(two_calls())
+        await until(lambda: client.in_flight == 1)
+        (first,) = client._running.values()
+        go_on.set()
+        await until(lambda: client.in_flight == 1 and first not in client._running.values())
+        first.give_up(BadAnswer("stalled", "as a test says"))
+        go_on_again.set()
+        return await calls
+
+    go_on, go_on_again = asyncio.Event(), asyncio.Event()
+
+    def after(event: asyncio.Event) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
+        async def reply(request: httpx.Request) -> httpx.Response:
+            await event.wait()
+            return accepted(request)
+
+        return reply
+
+    network = Network(generate=[after(go_on), after(go_on_again)])
+    assert run(give_up_late, client_of(network)) == [[1, 2, 3, 4]] * 2

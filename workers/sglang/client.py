@@ -281,6 +281,7 @@ class SGLangClient:
                 raise
             raise call.verdict from None
         finally:
+            call.end()
             server.in_flight -= 1
             self._servers.freed()
             del self._running[rid]

@@ -140,6 +140,11 @@ class SampleClock:
         return 0.0 if self._server is None else self._server.clock.at(time.monotonic()) - self._started
 
     @property
+    def furthest(self) -> float:
+        """The most tokens that any of its calls came to: the answer will be longer, since a prompt gets it again."""
+        return max((self.tokens, *self.lost))
+
+    @property
     def tokens_per_second(self) -> float:
         """How fast the clock goes."""
         return 0.0 if self._server is None else self._server.clock.tokens_per_second

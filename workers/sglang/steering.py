@@ -18,7 +18,7 @@ _SAY_SECONDS = 300.0
 
 
 class Steering:
-    """One task for all servers of a worker: their governors, and the clocks of their answers."""
+    """Looks at all servers of a worker, each at its own pace: their governors, and the clocks of their answers."""
 
     def __init__(self, servers: Servers, http: Http, seconds: float) -> None:
         """`seconds` is the time between two looks."""
@@ -29,6 +29,7 @@ class Steering:
         self._readers: dict[Server, LoadReader] = {}
         self._said: dict[Server, tuple[float, int]] = {}  # when, and which limit
         self._task: asyncio.Task[None] | None = None
+        self._looks: dict[Server, asyncio.Task[None]] = {}  # under way
 
     def begin(self) -> None:
         """Steer from now on; does nothing if it does already."""
@@ -39,32 +40,39 @@ class Steering:
         """End it."""
         if self._task is not None:
             self._task.cancel()
+        for look in self._looks.values():
+            look.cancel()
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             servers = list(self._servers)
             self._readers = {one: self._readers.get(one) or self._reader(one) for one in servers}
-            await asyncio.gather(*(self._look(one) for one in servers))
-            self._servers.tell()
+            self._looks = {server: look for server, look in self._looks.items() if not look.done()}
+            for server in servers:
+                # Nobody waits for one that hangs: it kept the others, and their clocks, waiting for 15 s each time.
+                if server not in self._looks:
+                    self._looks[server] = loop.create_task(self._look(server, self._readers[server]))
             await asyncio.sleep(self._seconds * random.uniform(1 - _JITTER, 1 + _JITTER))
 
     def _reader(self, server: Server) -> LoadReader:
         return LoadReader(server.url, server.headers, self._http)
 
-    async def _look(self, server: Server) -> None:
+    async def _look(self, server: Server, reader: LoadReader) -> None:
         if server.state not in {"up", "half_open"}:
             server.load = None
-            self._readers[server].forget()
+            reader.forget()
             server.clock.advance(time.monotonic(), None)
             return
-        server.load = await self._readers[server].read()
+        server.load = await reader.read()
         server.clock.advance(time.monotonic(), server.load)
         if server.governor is not None:
             server.governor.polled(server.load, server.in_flight, self.workers)
             self._say(server, server.governor.limit, server.governor.why)
+            self._servers.tell()
 
     def _say(self, server: Server, limit: int, why: str) -> None:
         said_at, said = self._said.get(server, (0.0, 0))
         if limit != said and time.monotonic() - said_at > _SAY_SECONDS:
             self._said[server] = (time.monotonic(), limit)
-            log.info("%s: at most %d answers in flight (%s)", server.url, limit, why)
+            log.info("%s: %d of at most %d answers in flight (%s)", server.url, server.in_flight, limit, why)

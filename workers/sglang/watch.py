@@ -64,6 +64,10 @@ class Call:
         self.task = asyncio.current_task()
         self.verdict: BadAnswer | None = None
 
+    def end(self) -> None:
+        """It is over: its task may be at another call by now, which whoever still holds this one must not cancel."""
+        self.task = None
+
     def give_up(self, verdict: BadAnswer) -> None:
         """End it: whoever awaits the answer gets `verdict`, and the connection is closed."""
         if self.verdict is None and self.task is not None:
