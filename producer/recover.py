@@ -73,8 +73,7 @@ def recover(
 
 def live_processes(ledger: Ledger) -> dict[str, float]:
     """The workers and control processes that were seen within a minute: name -> seconds ago, by Redis's clock."""
-    seconds, microseconds = ledger.redis.time()
-    now_ms = seconds * 1000 + microseconds // 1000
+    now_ms = ledger.now_ms()
     # One that was seen in the future was so before the clock was set back; a live one has told of itself since.
     ages = {name: abs(now_ms - seen_ms) / 1000 for name, (seen_ms, _) in ledger.processes().items()}
     return {name: age for name, age in ages.items() if age < LIVE_SECONDS}

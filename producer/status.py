@@ -17,8 +17,7 @@ _AWAY = {"half_open": "on trial, after it was down", "down": "down", "unfit": "u
 def snapshot(ledger: Ledger) -> dict[str, Any]:
     """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9)."""
     states = [ledger.snapshot(name) for name in ledger.datasets()]
-    seconds, microseconds = ledger.redis.time()
-    now_ms = seconds * 1000 + microseconds // 1000
+    now_ms = ledger.now_ms()
     workers, servers, troubles = _processes(ledger, now_ms)
     datasets = [_dataset(state) for state in states]
     return {

@@ -298,9 +298,7 @@ class Ledger(Processes):
 
     def lapsed(self, dataset: str) -> int:
         """How many leases have run out."""
-        seconds, microseconds = self.redis.time()
-        now_ms = seconds * 1000 + microseconds // 1000
-        return self.redis.zcount(_keys.keys_of(dataset).leases, "-inf", now_ms)
+        return self.redis.zcount(_keys.keys_of(dataset).leases, "-inf", self.now_ms())
 
     def pull_back(self, dataset: str, now_ms: int, lease_seconds: float) -> None:
         """After Redis's clock was set back: no message was sent later than now, no lease lasts longer than a new one.

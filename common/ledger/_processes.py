@@ -20,6 +20,11 @@ class Processes:
     def __init__(self, client: redis.Redis) -> None:
         self.redis = client
 
+    def now_ms(self) -> int:
+        """Redis's time, by which all that the ledger keeps is dated."""
+        seconds, microseconds = self.redis.time()
+        return seconds * 1000 + microseconds // 1000
+
     def heartbeat(self, name: str, facts: Mapping[str, Any] | None) -> int:
         """Say that process `name` lives, with facts for status (None: it is gone). Answers Redis's time in ms."""
         text = "" if facts is None else msgspec.json.encode(facts).decode()
@@ -35,8 +40,7 @@ class Processes:
 
     def live_workers(self) -> list[str]:
         """The workers that were heard of lately."""
-        seconds, microseconds = self.redis.time()
-        now_ms = seconds * 1000 + microseconds // 1000
+        now_ms = self.now_ms()
         return [
             name
             for name, (seen_ms, facts) in self.processes().items()

@@ -101,7 +101,8 @@ def test_an_event_has_as_many_ids_as_it_is_told_to() -> None:
     async def test(caller: Caller) -> None:
         events, _ = await caller.stream(PROMPT, max_new_tokens=ASKED)
         found = [len(event["output_ids"]) for event in events]
-        assert (found[0], sum(found), min(found[1:-1], default=6) >= 6) == (1, ASKED, True)
+        # The first one waits for no others, but on a busy machine more than one may be there by then.
+        assert (found[0] < 6, sum(found), min(found[1:-1], default=6) >= 6) == (True, ASKED, True)
 
     with_server(test, stream_output=True, stream_interval=6, **STEPS)
 
