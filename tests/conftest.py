@@ -1,5 +1,6 @@
 """Real parts for every test that needs them: a Valkey of its own, an output folder, a wait with a deadline."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from producer.embedded import EmbeddedRedis
 
 REPO = Path(__file__).parents[1]
 SHARED = REPO.parent / "shared"
+# Jobs that run side by side would want one port. For the processes that the tests start, too.
+os.environ["TOKENMILL_CONTROL__METRICS"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -159,9 +159,9 @@ def test_redis_is_ready_before_anything_else_starts() -> None:
 
 
 def test_control_workers_and_cli_share_the_answers() -> None:
-    assert {targets(name)["/output"] for name in ("control", "worker", "cli")} == {"output"}
+    assert {targets(name)["/output"] for name in ("control", "worker", "cli", "flower")} == {"output"}
     assert "output" in COMPOSE["volumes"]
-    assert set(targets("flower")) == {"/config/tokenmill.toml"}
+    assert set(targets("flower")) == {"/config/tokenmill.toml", "/output"}  # neither sources nor model
 
 
 def test_a_server_on_the_host_can_be_reached() -> None:
