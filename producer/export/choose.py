@@ -4,6 +4,8 @@ The order, the split and the choice go by hashes of what a record is (dataset, i
 same records give the same export, whoever wrote them.
 """
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import DataError
-from common.records import Record, decode_record
-from common.segments import NOT_JSON, count, lines_that_count
+from common.records import Head
+from common.segments import Entry, Fault, count, lines, read
 from common.turns import row_of as row_of_turn
+from producer.export.rows import NOT_A_ROW, Row, row_of
 
 _PICK = np.dtype(
     [
@@ -60,42 +63,45 @@ class Chosen:
     tallies: dict[str, Counter[str]]
     caps: dict[str, int]
 
-    def records(self, split: Literal["train", "eval"]) -> Iterator[Record]:
-        """The records of a split, in order; one at a time in memory. Raises DataError, OSError."""
+    def rows(self, split: Literal["train", "eval"]) -> Iterator[tuple[Row, int | None]]:
+        """The rows of a split, each with the index of its parent, in order; one at a time in memory.
+
+        Raises DataError for a record that cannot be read; OSError.
+        """
         files: dict[int, BinaryIO] = {}
-        try:
-            for pick in self.picks[self.picks["held_out"] == (split == "eval")]:
-                number = int(pick["path"])
+        with contextlib.ExitStack() as stack:
+            for pick in self.picks[self.picks["held_out"] == (split == "eval")].tolist():
+                number, offset, size = pick[1:4]
                 file = files.get(number)
                 if file is None:
-                    file = files[number] = self.paths[number].open("rb")
-                file.seek(int(pick["offset"]))
-                text = file.read(int(pick["size"]))
+                    file = files[number] = stack.enter_context(self.paths[number].open("rb", buffering=0))
                 try:
-                    yield decode_record(text)
-                except NOT_JSON as error:
+                    yield row_of(os.pread(file.fileno(), size, offset))
+                except NOT_A_ROW as error:
                     raise DataError(
-                        f"the record at byte {pick['offset']} of {self.paths[number]} cannot be read ({error}); "
+                        f"the record at byte {offset} of {self.paths[number]} cannot be read ({error}); "
                         "`tokenmill verify` names every such line"
                     ) from None
-        finally:
-            for file in files.values():
-                file.close()
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    dataset: str
-    index: int
-    prompt_tokens: int
-    completion_tokens: int
+class _Told(Head, frozen=True, kw_only=True):
+    """What a record is chosen by."""
+
     finish_reason: str
+
+
+class _Ids(msgspec.Struct, frozen=True):
     input_ids: msgspec.Raw
     output_ids: msgspec.Raw
-    flags: tuple[str, ...] = ()
-    turn: int | None = None
 
 
-_decode_seen = msgspec.json.Decoder(_Seen).decode
+_decode_told = msgspec.json.Decoder(_Told).decode
+_decode_ids = msgspec.json.Decoder(_Ids).decode
+
+
+def _scan(path: Path, dataset: str) -> Iterator[Entry | Fault]:
+    for line in lines(path):
+        yield read(line, dataset, _decode_told)
 
 
 def choose(output: Path, names: Sequence[str], wanted: Wanted) -> Chosen:
@@ -113,39 +119,35 @@ def choose(output: Path, names: Sequence[str], wanted: Wanted) -> Chosen:
 
 def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterator[tuple[int | bool, ...]]:
     name, tally = chosen.names[number], chosen.tallies[chosen.names[number]]
-    counted = count(output, name)
+    counted = count(output, name, _scan)
     tally["faults"] = sum(not fault.torn for fault in counted.faults)
     numbers: dict[Path, int] = {}
-    for path, offset, text in lines_that_count(counted):
-        try:
-            seen = _decode_seen(text)
-        except NOT_JSON as error:
-            raise DataError(
-                f"the record at byte {offset} of {path} cannot be read ({error}); "
-                "`tokenmill verify` names every such line"
-            ) from None
+    for entry in counted.entries.values():
+        told = entry.what
+        assert isinstance(told, _Told)
         tally["records"] += 1
-        if reason := _left_out(seen, wanted):
+        if reason := _left_out(told, wanted):
             tally[reason] += 1
             continue
-        if path not in numbers:
-            numbers[path] = len(chosen.paths)
-            chosen.paths.append(path)
+        if entry.path not in numbers:
+            numbers[entry.path] = len(chosen.paths)
+            chosen.paths.append(entry.path)
         # The turns of a conversation stay together, and on one side of the split.
-        one = seen.index if seen.turn is None else row_of_turn(seen.index)
+        one = told.index if told.turn is None else row_of_turn(told.index)
         order = 0 if wanted.shuffle is None else _hash(f"order {wanted.shuffle} {name} {one}")
-        held_out = _hash(f"split {name} {one}") < wanted.held_out * 2**64
-        yield number, numbers[path], offset, len(text), seen.index, order, seen.completion_tokens, held_out
+        held_out = wanted.held_out > 0 and _hash(f"split {name} {one}") < wanted.held_out * 2**64
+        size = entry.end - entry.offset
+        yield number, numbers[entry.path], entry.offset, size, told.index, order, told.completion_tokens, held_out
 
 
-def _left_out(seen: _Seen, wanted: Wanted) -> str:
-    flags = set(seen.flags)
+def _left_out(told: _Told, wanted: Wanted) -> str:
+    flags = set(told.flags)
     checks: tuple[tuple[str, bool], ...] = (
         ("without_flag", not flags.issuperset(wanted.flags)),
         ("with_flag", not flags.isdisjoint(wanted.no_flags)),
-        ("finish_reason", bool(wanted.finish_reasons) and seen.finish_reason not in wanted.finish_reasons),
-        ("too_few_tokens", seen.completion_tokens < max(1, wanted.min_tokens)),
-        ("too_many_tokens", wanted.max_tokens is not None and seen.completion_tokens > wanted.max_tokens),
+        ("finish_reason", bool(wanted.finish_reasons) and told.finish_reason not in wanted.finish_reasons),
+        ("too_few_tokens", told.completion_tokens < max(1, wanted.min_tokens)),
+        ("too_many_tokens", wanted.max_tokens is not None and told.completion_tokens > wanted.max_tokens),
     )
     return next((reason for reason, fails in checks if fails), "")
 
@@ -175,7 +177,7 @@ def _digests(picks: NDArray[np.void], paths: Sequence[Path]) -> Iterator[bytes]:
         for pick in picks:
             file = files[int(pick["path"])]
             file.seek(int(pick["offset"]))
-            seen = _decode_seen(file.read(int(pick["size"])))
+            seen = _decode_ids(file.read(int(pick["size"])))
             yield blake2b(bytes(seen.input_ids) + bytes(seen.output_ids), digest_size=16).digest()
     finally:
         for file in files:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 from producer.export.rows import Row
 from producer.export.writers import columns
 
-# A batch, and so a row group: some 50 MB of ids. What is held in memory is about twice that.
-_BATCH_TOKENS = 8_000_000
+# A batch, and so a row group: some 20 MB of ids and masks. About four times that is held in memory.
+_BATCH_TOKENS = 4_000_000
 _TEXT = ("id", "dataset", "row_id", "finish_reason", "flags")
 _NUMBERS = ("index", "prompt_tokens", "completion_tokens")
 
@@ -44,20 +45,17 @@ class Batch:
 
     def add(self, row: Row) -> None:
         """Keep its ids as 32 and its mask as 8 bits."""
-        mask = np.zeros(len(row.input_ids), np.int8)
-        for start, stop in row.spans:
-            mask[start:stop] = 1
-        self._ids.append(np.array(row.input_ids, np.int32))
-        self._masks.append(mask)
+        self._ids.append(row.input_ids)
+        self._masks.append(row.loss_mask)
         self._flat.append(columns(row))
-        self.tokens += len(mask)
+        self.tokens += len(row.input_ids)
 
     def take(self) -> pa.RecordBatch:
         """All of it as one record batch; empty again after."""
         lengths = [len(ids) for ids in self._ids]
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         made: dict[str, pa.Array] = {
-            "input_ids": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self._ids))),
+            "input_ids": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self._ids), pa.int32())),
             "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self._masks))),
             "seq_len": pa.array(lengths, pa.int64()),
         }
@@ -98,6 +96,9 @@ class Shards:
         self._done: list[tuple[Path, int]] = []
         self._sink: _Sink | None = None
         self._path, self._rows = folder, 0
+        # Compression lets go of the interpreter: the next batch is gathered meanwhile.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._writing: Future[None] | None = None
 
     def add(self, row: Row) -> str:
         """Take a row; a full batch is written."""
@@ -114,6 +115,7 @@ class Shards:
         if len(self._batch) or not self._done:
             self._flush()
         self._end_file()
+        self._thread.shutdown()
         named = [
             (self._folder / self._name(number, len(self._done)), rows) for number, (_, rows) in enumerate(self._done)
         ]
@@ -123,6 +125,7 @@ class Shards:
 
     def abandon(self) -> None:
         """Let go of the file that is open."""
+        self._thread.shutdown()
         if self._sink is not None:
             with contextlib.suppress(OSError):
                 self._sink.close()
@@ -133,11 +136,19 @@ class Shards:
             self._sink = self._begin(str(self._path), self._schema)
         if len(self._batch):
             self._rows += len(self._batch)
-            self._sink.write_batch(self._batch.take())
+            self._wait()
+            self._writing = self._thread.submit(self._sink.write_batch, self._batch.take())
+
+    def _wait(self) -> None:
+        """Until the batch before is written. Raises what its writing raised."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _end_file(self) -> None:
         if self._sink is None:
             return
+        self._wait()
         self._sink.close()
         self._sink = None
         _sync(self._path)

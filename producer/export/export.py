@@ -17,7 +17,7 @@ from producer.enqueue import read_run_file
 from producer.export.card import card
 from producer.export.choose import Chosen, Wanted, choose
 from producer.export.manifest import NAME, Manifest, Split, encode, file_of, read_manifest
-from producer.export.rows import Row, TooLong, capped, fitted, joined, row_of
+from producer.export.rows import Row, TooLong, capped, fitted, joined
 from producer.export.writers import Writer
 
 # Of run.json: what the ids of all rows have in common, or must.
@@ -57,7 +57,7 @@ class Sums:
         self.tokens += len(row.input_ids)
         self.trained_tokens += row.trained_tokens
         self.longest = max(self.longest, len(row.input_ids))
-        self._uncounted += [np.array(row.input_ids[start:stop], np.int32) for start, stop in row.spans]
+        self._uncounted += [row.input_ids[start:stop] for start, stop in row.spans]
         self._uncounted_tokens += row.trained_tokens
         if self._uncounted_tokens > _COUNTED_TOGETHER:
             self._count()
@@ -162,11 +162,7 @@ def _rows(
     tallies: Mapping[str, Counter[str]],
 ) -> Iterator[Row]:
     """The rows of a split in order: joined, fitted, and up to what is left of the caps."""
-    rows: Iterator[Row]
-    if shape.join_turns:
-        rows = joined((row_of(record), record.parent) for record in chosen.records(split))
-    else:
-        rows = (row_of(record) for record in chosen.records(split))
+    rows = joined(chosen.rows(split)) if shape.join_turns else (row for row, _ in chosen.rows(split))
     return capped(fitted(rows, shape.max_length, shape.too_long, tallies), left, tallies)
 
 

@@ -30,7 +30,7 @@ class JsonLines:
     def add(self, row: Row) -> str:
         """Write one line: id, input_ids, loss_mask, and the flat columns."""
         flat = columns(row)
-        line = {"id": flat.pop("id"), "input_ids": row.input_ids, "loss_mask": row.loss_mask, **flat}
+        line = {"id": flat.pop("id"), "input_ids": row.input_ids.tolist(), "loss_mask": row.loss_mask.tolist(), **flat}
         self._file.write(_encode(line) + b"\n")
         self._rows += 1
         return ""

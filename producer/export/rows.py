@@ -7,12 +7,15 @@ token included, unshifted. The ids are the served model's own; nothing is tokeni
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from common.records import Record
+from common.segments import NOT_JSON
 
+Ids = NDArray[np.integer[Any]]
 TooLong = Literal["cut", "drop", "split"]
 Tallies = Mapping[str, Counter[str]]  # by dataset: how many, by what became of them
 
@@ -29,7 +32,7 @@ class Row:
     flags: tuple[str, ...]
     prompt_tokens: int
     completion_tokens: int
-    input_ids: list[int]
+    input_ids: Ids
     spans: tuple[tuple[int, int], ...]
 
     @property
@@ -37,11 +40,11 @@ class Row:
         return sum(stop - start for start, stop in self.spans)
 
     @property
-    def loss_mask(self) -> list[int]:
+    def loss_mask(self) -> NDArray[np.int8]:
         """0 or 1 for each id."""
-        mask = [0] * len(self.input_ids)
+        mask = np.zeros(len(self.input_ids), np.int8)
         for start, stop in self.spans:
-            mask[start:stop] = [1] * (stop - start)
+            mask[start:stop] = 1
         return mask
 
     def part(self, start: int, stop: int, name: str = "") -> "Row":
@@ -50,22 +53,58 @@ class Row:
         return replace(self, id=self.id + name, input_ids=self.input_ids[start:stop], spans=spans)
 
 
-def row_of(record: Record) -> Row:
-    """The row of one record."""
+class _Lean(msgspec.Struct, frozen=True, kw_only=True):
+    """A record whose ids are still text: they go into arrays, without an object for each."""
+
+    dataset: str
+    index: int
+    sample_id: str
+    input_ids: msgspec.Raw
+    output_ids: msgspec.Raw
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    flags: tuple[str, ...]
+    meta: dict[str, Any]
+    parent: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Lean).decode
+NOT_A_ROW = (*NOT_JSON, ValueError)  # what row_of raises where a line is no whole record
+
+
+def row_of(line: bytes) -> tuple[Row, int | None]:
+    """The row of a record's line, and the index of its parent. Raises one of NOT_A_ROW."""
+    record = _decode(line)
     row_id = record.meta.get("id")
-    boundary = len(record.input_ids)
-    return Row(
+    boundary, end = record.prompt_tokens, record.prompt_tokens + record.completion_tokens
+    ids = np.empty(end, np.int32)
+    ids[:boundary] = _ids(record.input_ids, boundary)
+    ids[boundary:] = _ids(record.output_ids, end - boundary)
+    row = Row(
         id=record.sample_id,
         dataset=record.dataset,
         index=record.index,
         row_id="" if row_id is None else row_id if isinstance(row_id, str) else msgspec.json.encode(row_id).decode(),
         finish_reason=record.finish_reason,
-        flags=tuple(record.flags),
+        flags=record.flags,
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
-        input_ids=record.input_ids + record.output_ids,
-        spans=((boundary, boundary + len(record.output_ids)),),
+        input_ids=ids,
+        spans=((boundary, end),),
     )
+    return row, record.parent
+
+
+def _ids(raw: msgspec.Raw, tokens: int) -> Ids:
+    """A JSON list of ids as an array: half the time of a list and its conversion. Raises ValueError."""
+    text = bytes(raw)
+    if text.translate(None, b"0123456789,[] "):
+        raise ValueError("its ids are not plain whole numbers")
+    ids = np.fromstring(text[1:-1], dtype=np.int64, sep=",") if tokens else np.zeros(0, np.int64)
+    if len(ids) != tokens or (tokens and ids.max() >= 2**31):
+        raise ValueError(f"it has {len(ids)} ids where it counts {tokens}, or one of 32 bits and more")
+    return ids
 
 
 def joined(rows: Iterable[tuple[Row, int | None]]) -> Iterator[Row]:
@@ -78,7 +117,7 @@ def joined(rows: Iterable[tuple[Row, int | None]]) -> Iterator[Row]:
     for row, parent in rows:
         if last is not None:
             follows = parent == last.index and row.dataset == last.dataset
-            if follows and row.input_ids[: len(last.input_ids)] == last.input_ids:
+            if follows and np.array_equal(row.input_ids[: len(last.input_ids)], last.input_ids):
                 last = replace(row, spans=last.spans + row.spans, flags=tuple(dict.fromkeys(last.flags + row.flags)))
                 continue
             yield last
