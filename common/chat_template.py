@@ -1,6 +1,7 @@
 """Messages to `input_ids`: the model's own tokenizer and chat template, loaded once."""
 
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from common.control_tokens import ControlTokens, Piece, Rendered
 from common.encoding import Encoder, FastEncoder, SlowEncoder
 from common.errors import TokenizerUnavailable
 from common.messages import BadPrompt, check_messages, joined_parts
-from common.sections import TokenizerSettings
+from common.quick_template import is_plain, quick_render
+from common.sections import DatasetSettings, TokenizerSettings
 from common.special_ids import added_tokens, control_marks, find_special_ids
 from common.template_kwargs import PROBES, TEMPLATE_ERRORS, unread_kwargs
+from common.token_bytes import PROBE, token_bytes
 
 _QUESTION = [{"role": "user", "content": "1 + 1 = ?"}]
 _ANSWER = "It is the number 2."
@@ -37,9 +40,12 @@ class Tokenizer:
         """Load the folder `settings.path`, and see that it is what its files say; raises TokenizerUnavailable."""
         self._settings = settings
         self._tokenizer = _load(settings)
-        added = added_tokens(settings.path, self._tokenizer)
-        self._control = ControlTokens(added, self._template_text(), every=not self._tokenizer.is_fast)
+        self._added = added_tokens(settings.path, self._tokenizer)
+        self._control = ControlTokens(self._added, self._template_text(), every=not self._tokenizer.is_fast)
         self._encoder = self._make_encoder()
+        self._quick = quick_render(
+            self._tokenizer, lambda messages, kwargs: self._apply(messages, None, kwargs), settings.chat_template_kwargs
+        )
         self._check_control_ids()
         # What this tokenizer keeps as it is: where it does not, a prompt with such in it is rejected.
         self._keeps_text = self._returns(_ODD)
@@ -53,19 +59,29 @@ class Tokenizer:
 
     # Rendering and encoding
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Rendered:
-        """The prompt as text, ending where the model's answer begins.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        own_kwargs: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The prompt as text, ending where the model's answer begins; `own_kwargs` go over those of [tokenizer].
 
         Raises BadPrompt where the conversation has no right prompt, and whatever the template raises.
         """
-        check_messages(messages, tools)
+        plain = tools is None and is_plain(messages)
+        if not plain:
+            check_messages(messages, tools)
+        kwargs = self._settings.chat_template_kwargs
+        if own_kwargs:
+            kwargs = {**kwargs, **own_kwargs}
         try:
             conversation = msgspec.json.encode((messages, tools))
         except UnicodeEncodeError as error:
             raise BadPrompt(
                 "bad_text", f"half of a surrogate pair ({error.object[error.start]!a}) is no text"
             ) from None
-        for parts in joined_parts(messages):
+        for parts in () if plain else joined_parts(messages):
             if len(self._control.found("".join(parts))) > sum(len(self._control.found(part)) for part in parts):
                 raise BadPrompt("bad_text", "the parts of a content make a control token when they are joined")
         if self._control.within(conversation):
@@ -73,15 +89,20 @@ class Tokenizer:
                 raise BadPrompt(
                     "bad_text", "it holds a control token and characters of plane 16, which stand for these"
                 )
-            text = self._render_typed(messages, tools)
+            text = self._render_typed(messages, tools, kwargs)
+        elif plain and self._quick is not None:
+            text = Rendered(self._quick(messages, kwargs))
         else:
-            text = Rendered(self._apply(messages, tools, self._settings.chat_template_kwargs))
+            text = Rendered(self._apply(messages, tools, kwargs))
         if not self._keeps_nul and "\0" in text:
             raise BadPrompt("bad_text", "it holds a NUL character, which this tokenizer loses")
         return text
 
     def _render_typed(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
     ) -> Rendered:
         try:
             hidden = self._control.hide(messages), self._control.hide(tools)
@@ -89,7 +110,7 @@ class Tokenizer:
             raise BadPrompt(
                 "bad_text", "the name of an argument or of a field of a schema is a control token"
             ) from None
-        text = self._control.restore(self._apply(*hidden, self._settings.chat_template_kwargs))
+        text = self._control.restore(self._apply(*hidden, kwargs))
         if text is None:
             raise BadPrompt("bad_text", "the chat template changes the text of a control token that stands in it")
         if text.typed and not self._takes_typed:
@@ -149,6 +170,33 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
         return str(self._tokenizer.decode(list(ids)))
+
+    def token_bytes(self) -> list[bytes] | None:
+        """The bytes of each id; None if the library does not tell them (common/token_bytes.py)."""
+        (probe,) = self._encoder.encode_plain([PROBE])
+        return token_bytes(self._tokenizer, self._added, self._largest_id() + 1, probe)
+
+    @property
+    def template_text(self) -> str:
+        """The chat template, or all that there are."""
+        return self._template_text()
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """The control tokens by name."""
+        return self._control.ids
+
+    def pieces(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """The text of ids in stretches, and whether each is a control token."""
+        control = set(self._control.ids.values())
+        groups = itertools.groupby(enumerate(ids), key=lambda one: one[0] if one[1] in control else -1)
+        return [(self.decode([one for _, one in group]), number >= 0) for number, group in groups]
+
+    def unread(self, dataset: DatasetSettings) -> list[str]:
+        """A sentence for each of the dataset's own chat_template_kwargs that changes no prompt."""
+        own = dataset.chat_template_kwargs
+        merged = {**self._settings.chat_template_kwargs, **own}
+        return unread_kwargs(self._apply, self._template_text(), merged, own, f"dataset {dataset.name}")
 
     # What is looked at once
 

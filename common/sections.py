@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
+
+from common.gate_settings import GatesSettings
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-# The layouts of rows (producer/datasets/layouts), and `text`: the column that prompt_column names, or `prompt`.
+# The layouts of rows (producer/datasets/layouts).
 Format = Literal[
     "auto",
-    "text",
     "message_list",
     "input_ids",
     "messages",
@@ -34,6 +35,7 @@ Format = Literal[
 ]
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]  # strict: `shuffle = false` is no seed
 
 
 class Section(BaseModel):
@@ -106,6 +108,10 @@ class SamplingSettings(Section):
         """`sampling_params` as /generate takes them."""
         return self.model_dump(exclude_none=True, exclude={"fit"})
 
+    def own(self) -> dict[str, Any]:
+        """What is set here, and not by default."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
 
 class WorkerSettings(Section):
     """One generate worker."""
@@ -132,7 +138,16 @@ class ControlSettings(Section):
 
     feeders: Positive = 1  # processes that read, render and tokenize
     window: Positive | None = None  # samples waiting in Redis per dataset; by default it follows the rate
+    metrics: str = "127.0.0.1:9464"  # where `control` and `run` serve Prometheus's /metrics, as HOST:PORT; "": nowhere
     landing: Literal["precise", "fast"] = "precise"  # on the caps; fast stops up to 0.5 % short, and waits less for it
+
+    @field_validator("metrics")
+    @classmethod
+    def _host_and_port(cls, metrics: str) -> str:
+        host, colon, port = metrics.rpartition(":")
+        if metrics and not (host and colon and port.isdecimal() and int(port) < 65536):
+            raise ValueError(f'{metrics!r} is no address; use HOST:PORT, as in 127.0.0.1:9464, or "" for none')
+        return metrics
 
 
 class RunSettings(Section):
@@ -165,14 +180,22 @@ class DatasetSettings(Section):
     max_row_bytes: Positive = 64 * 1024 * 1024  # a longer row is rejected
     format: Format = "auto"  # the layout of its rows; by default each row is read by its own shape
     columns: ColumnSettings = ColumnSettings()  # where the rows have columns of other names
-    prompt_column: str | None = None  # a text column that is the user's turn
-    turns: Literal["last", "first"] = "last"  # up to which user or tool turn a conversation is the prompt
+    # up to which user or tool turn a conversation is the prompt; all: every answer in it is made anew, one after another
+    turns: Literal["last", "first", "all"] = "last"
     system: str | None = None  # the system prompt of the rows that have none
+    chat_template_kwargs: dict[str, Any] = {}  # over those of [tokenizer]
+    max_new_tokens: Positive | None = None  # in place of that of [sampling]
+    sampling: SamplingSettings = SamplingSettings()  # what is set here holds in place of [sampling]
     drop_media: bool = False  # leave images, audio and video out, where text remains; else such rows are rejected
     meta: list[str] | None = None  # columns carried through into the records; by default ids and labels
+    shuffle: Seed | None = None  # the seed of the order in which its rows are fed; by default that of the source
+    limit: Positive | None = None  # rows that are fed, rejected ones included; none: all
+    # rows whose prompt was fed before are rejected; all: also those that another dataset with dedupe has fed
+    dedupe: Literal["dataset", "all"] | None = None
     cap_tokens: Positive | None = None  # none: the whole source is answered
     count: Literal["completion", "total"] = "completion"
     weight: Annotated[float, Field(gt=0)] = 1.0  # its share of the slots
+    gates: GatesSettings = GatesSettings()  # what is set here holds in place of [gates]
     mean_tokens: Positive | None = None  # what an answer may take, until it is known; by default half of max_new_tokens
 
     @field_validator("name")
@@ -184,6 +207,25 @@ class DatasetSettings(Section):
                 "and no dot in front"
             )
         return name
+
+    @field_validator("sampling")
+    @classmethod
+    def _has_no_length(cls, sampling: SamplingSettings) -> SamplingSettings:
+        if "max_new_tokens" in sampling.model_fields_set:
+            raise ValueError("max_new_tokens is a key of the dataset itself; put it in front of [datasets.sampling]")
+        return sampling
+
+    @field_serializer("sampling", "gates")
+    def _only_its_own(self, section: SamplingSettings | GatesSettings) -> dict[str, Any]:
+        return section.own()
+
+    @model_validator(mode="after")
+    def _has_one_prompt_a_row(self) -> Self:
+        if self.dedupe and self.turns == "all":
+            raise ValueError(
+                'dedupe compares the one prompt of a row, and with turns = "all" a row has many; leave one of them out'
+            )
+        return self
 
     @field_validator("path")
     @classmethod

@@ -18,6 +18,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from common.errors import ConfigError
+from common.gate_settings import GatesSettings
 from common.sections import (
     ControlSettings,
     DatasetSettings,
@@ -33,9 +34,12 @@ ENV_PREFIX = "TOKENMILL_"
 # Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
 RESERVED_ENV = frozenset(
     {"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL", "TOKENMILL_FLOWER_BASIC_AUTH"}
+    | {"TOKENMILL_LOG_FORMAT"}
 )
 # The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
 MAX_SOCKET_PATH = 100
+# Keys that were there before, and where what they said is said now.
+_MOVED = {"prompt_column": "columns.prompt"}
 # An API key is never in the configuration, which is shown around; where a file that holds it is named instead.
 _KEYS_IN_THE_FILE = {"api_key": "[server] api_key_file", "api_keys": "[server.api_key_files]"}
 
@@ -55,6 +59,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     control: ControlSettings = ControlSettings()
     run: RunSettings = RunSettings()
+    gates: GatesSettings = GatesSettings()
     datasets: list[DatasetSettings] = []
 
     @field_validator("redis")
@@ -80,6 +85,21 @@ class Settings(BaseSettings):
                     "(capitals do not count); give each its own"
                 )
         return self
+
+    def sampling_of(self, dataset: DatasetSettings) -> SamplingSettings:
+        """[sampling] with what `dataset` has of its own; it need not be one of this configuration."""
+        own = {name: getattr(dataset.sampling, name) for name in dataset.sampling.model_fields_set}
+        if dataset.max_new_tokens is not None:
+            own["max_new_tokens"] = dataset.max_new_tokens
+        return self.sampling.model_copy(update=own)
+
+    def gates_of(self, dataset: DatasetSettings) -> GatesSettings:
+        """[gates] with what `dataset` has of its own."""
+        return dataset.gates.over(self.gates)
+
+    def template_kwargs_of(self, dataset: DatasetSettings) -> dict[str, Any]:
+        """chat_template_kwargs of [tokenizer] with what `dataset` has of its own."""
+        return {**self.tokenizer.chat_template_kwargs, **dataset.chat_template_kwargs}
 
     @property
     def embedded(self) -> bool:
@@ -221,7 +241,7 @@ def _refuse_unknown_environment() -> None:
     for name in os.environ:
         key = name.removeprefix(ENV_PREFIX)
         if name != key and name not in RESERVED_ENV and key.split("__")[0] not in known:
-            near = _nearest(key, known | nested, prefix=ENV_PREFIX)
+            near = nearest(key, known | nested, prefix=ENV_PREFIX)
             raise ConfigError(f"the environment variable {name} is not a key of the configuration{near}")
 
 
@@ -229,7 +249,9 @@ def _faults(path: Path, error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
         place, source = _place(fault["loc"]), _source(path, fault["loc"])
         if fault["type"] == "extra_forbidden":
-            yield f"{source}: unknown key {place}{_nearest(str(fault['loc'][-1]), _siblings(fault['loc']))}"
+            key, known = str(fault["loc"][-1]), _siblings(fault["loc"])
+            near = f"; use {_MOVED[key]}" if key in _MOVED else nearest(key, known)
+            yield f"{source}: unknown key {place}{near}"
         elif fault["type"] == "missing":
             yield f"{source}: {place} is missing"
         else:
@@ -268,6 +290,6 @@ def _siblings(loc: tuple[int | str, ...]) -> set[str]:
     return set(getattr(model, "model_fields", {}))
 
 
-def _nearest(word: str, known: set[str], prefix: str = "") -> str:
+def nearest(word: str, known: set[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.4)
     return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(sorted(known))}" if known else ""

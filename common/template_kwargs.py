@@ -44,15 +44,22 @@ _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "tools_ts_s
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers' own
 
 
-def unread_kwargs(render: Render, template: str, kwargs: Mapping[str, Any]) -> list[str]:
+def unread_kwargs(
+    render: Render,
+    template: str,
+    kwargs: Mapping[str, Any],
+    own: Mapping[str, Any] | None = None,
+    where: str = "[tokenizer]",
+) -> list[str]:
     """A sentence for each argument that changes no prompt, though it may name the one that was meant.
 
-    One that the template reads is let alone where it says what holds anyway, as `thinking = true` does.
+    `own` are those of `kwargs` that are asked for, by default all; `where` is the place where they stand. One that the
+    template reads is let alone where it says what holds anyway, as `thinking = true` does.
     """
     known = template_variables(template)
     return [
-        _sentence(key, value, known)
-        for key, value in kwargs.items()
+        _sentence(where, key, value, known)
+        for key, value in (kwargs if own is None else own).items()
         if not _changes(render, kwargs, key) and not (key in known and _is_default(render, kwargs, key))
     ]
 
@@ -78,8 +85,8 @@ def _probed(render: Render, kwargs: Mapping[str, Any]) -> list[str | None]:
     return texts
 
 
-def _sentence(key: str, value: Any, known: set[str]) -> str:
-    start = f"[tokenizer] chat_template_kwargs: {key} = {value!r} changes no prompt"
+def _sentence(where: str, key: str, value: Any, known: set[str]) -> str:
+    start = f"{where} chat_template_kwargs: {key} = {value!r} changes no prompt"
     if key in known:
         return f"{start}; its template reads it, but not as a text: write true or false without quotes"
     near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.6)

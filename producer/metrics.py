@@ -87,6 +87,7 @@ class Snapshots(Collector):
         yield GaugeMetricFamily("tokenmill_up", "Whether the ledger answers.", 1)
         yield GaugeMetricFamily("tokenmill_snapshot_seconds", "What reading the ledger took.", seconds)
         yield from _disk(self._output)
+        yield _backlog(seen["datasets"])
         yield from _datasets(seen["datasets"])
         yield from _workers(seen["workers"])
         yield from _servers(seen["servers"])
@@ -141,6 +142,14 @@ def _disk(output: Path) -> Iterator[Metric]:
     except OSError:  # the folder is not there yet, or its disk is away
         return
     yield GaugeMetricFamily("tokenmill_output_free_bytes", "Free space where the answers are written.", free)
+
+
+def _backlog(datasets: list[Mapping[str, Any]]) -> Metric:
+    """What workers are wanted for: deploy/kubernetes/keda.yaml scales them by it."""
+    waiting = sum(dataset["queued"] for dataset in datasets if dataset["state"] in OPEN_STATES)
+    in_flight = sum(dataset["in_flight"] for dataset in datasets)
+    text = "Samples that wait or are in flight, of the datasets that are not paused and have not ended."
+    return GaugeMetricFamily("tokenmill_backlog_samples", text, waiting + in_flight)
 
 
 def _datasets(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:

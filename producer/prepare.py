@@ -20,6 +20,8 @@ from producer.datasets.rows import BadRow, Prompt, convert
 # Texts that are encoded together, while the next ones are rendered: rendering keeps one core busy, and a tokenizer of
 # the `tokenizers` library lets go of the interpreter. Fewer cost more than they hide: with 32 the CPU time is 7 % more.
 _TOGETHER = 64
+# Of a prompt as many ids are kept as say where its answer begins: within a think block, or not.
+PROMPT_END = 64
 # SGLang ends an answer two tokens before the context is full: at max_req_len - prompt - 1, where max_req_len is the
 # context less 1. It takes no prompt of max_req_len - 5 tokens or more.
 _KEPT_OF_CONTEXT, _KEPT_OF_PROMPT = 2, 4
@@ -45,17 +47,25 @@ class Chunk:
     samples: list[tuple[int, bytes]] = field(default_factory=list)
     prompts: dict[int, int] = field(default_factory=dict)
     rejects: list[Reject] = field(default_factory=list)
+    prompt_ends: dict[int, Sequence[int]] = field(default_factory=dict)  # of turns of conversations, the last ids
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Ready:
+    """A prompt in place of a row that it would have to be made of."""
+
+    index: int
+    value: Prompt
+
+
+class _Asked(msgspec.Struct, frozen=True):
     index: int
     prompt: Prompt
     text: Rendered | None  # None: the row has ready ids
 
 
 def prepare(
-    rows: Sequence[Row], dataset: DatasetSettings, tokenizer: Tokenizer, limits: Limits, packer: Packer
+    rows: Sequence[Row | Ready], dataset: DatasetSettings, tokenizer: Tokenizer, limits: Limits, packer: Packer
 ) -> Chunk:
     """Rows to payloads; a row that cannot become a prompt is a reject, and costs the others nothing."""
     chunk = Chunk()
@@ -72,21 +82,21 @@ def prepare(
     return chunk
 
 
-def _ask(rows: Sequence[Row], dataset: DatasetSettings, tokenizer: Tokenizer, chunk: Chunk) -> list[_Asked]:
+def _ask(rows: Sequence[Row | Ready], dataset: DatasetSettings, tokenizer: Tokenizer, chunk: Chunk) -> list[_Asked]:
     asked: list[_Asked] = []
     for row in rows:
         try:
-            prompt = convert(row.value, dataset)
-            text = _render(prompt, tokenizer) if prompt.input_ids is None else None
+            prompt = row.value if isinstance(row, Ready) else convert(row.value, dataset)
+            text = _render(prompt, dataset, tokenizer) if prompt.input_ids is None else None
             asked.append(_Asked(row.index, prompt, text))
         except BadRow as bad:
             chunk.rejects.append(_reject(row.index, bad))
     return asked
 
 
-def _render(prompt: Prompt, tokenizer: Tokenizer) -> Rendered:
+def _render(prompt: Prompt, dataset: DatasetSettings, tokenizer: Tokenizer) -> Rendered:
     try:
-        return tokenizer.render(prompt.messages, prompt.tools)
+        return tokenizer.render(prompt.messages, prompt.tools, dataset.chat_template_kwargs)
     except BadPrompt as bad:
         raise BadRow(bad.reason, bad.detail, prompt.meta.get("id")) from bad
     except Exception as error:
@@ -103,6 +113,14 @@ def _encode(texts: Sequence[Rendered], tokenizer: Tokenizer) -> list[list[int] |
         return [ids for text in texts for ids in _encode([text], tokenizer)]
 
 
+def prompt_ids(prompt: Prompt, dataset: DatasetSettings, tokenizer: Tokenizer) -> list[int]:
+    """The ids of one conversation, whatever the model's limits. Raises BadRow."""
+    (ids,) = _encode([_render(prompt, dataset, tokenizer)], tokenizer)
+    if isinstance(ids, BadPrompt):
+        raise BadRow(ids.reason, ids.detail, prompt.meta.get("id"))
+    return ids
+
+
 def _pack(
     asked: Sequence[_Asked], encoded: Sequence[list[int] | BadPrompt], limits: Limits, packer: Packer, chunk: Chunk
 ) -> None:
@@ -112,8 +130,11 @@ def _pack(
         input_ids = prompt.input_ids if one.text is None else next(remaining)
         try:
             ids, max_new_tokens = _checked(input_ids or (), limits, prompt)
-            chunk.samples.append((index, packer.pack(ids, prompt.meta, max_new_tokens)))
+            packed = packer.pack(ids, prompt.meta, max_new_tokens, turn=prompt.turn, turns=prompt.turns)
+            chunk.samples.append((index, packed))
             chunk.prompts[index] = len(ids)
+            if prompt.turn is not None:
+                chunk.prompt_ends[index] = list(ids[-PROMPT_END:])
         except BadRow as bad:
             chunk.rejects.append(_reject(index, bad))
 

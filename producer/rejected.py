@@ -1,11 +1,13 @@
 """What was rejected, summed up by reason: for `tokenmill rejects`."""
 
+from bisect import insort
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from common.rejects import Reject, read_rejects
+from common.rejects import Reject, each_reject
+from common.segments import Fault
 from producer.datasets.reasons import REASONS
 
 _EXAMPLES = 3
@@ -35,12 +37,30 @@ def rejected_rows(output: Path, datasets: Sequence[str]) -> list[RejectedRows]:
 
 
 def _rejected(output: Path, name: str) -> RejectedRows:
-    read = read_rejects(output, name)
-    by_reason: dict[str, list[Reject]] = {}
-    for index in sorted(read.rows):
-        by_reason.setdefault(read.rows[index].reason, []).append(read.rows[index])
+    """In the memory of a bit for each index: a row may be rejected twice, and there may be millions of them."""
+    seen = bytearray()
+    rows: dict[str, int] = {}
+    first: dict[str, list[Reject]] = {}
+    faults = 0
+    for one in each_reject(output, name):
+        if isinstance(one, Fault):
+            faults += 1
+            continue
+        byte, bit = one.index // 8, 1 << one.index % 8
+        if byte >= len(seen):
+            seen.extend(bytes(byte + 1 - len(seen)))
+        if not seen[byte] & bit:
+            seen[byte] |= bit
+            rows[one.reason] = rows.get(one.reason, 0) + 1
+            examples = first.setdefault(one.reason, [])
+            insort(examples, one, key=_index)
+            del examples[_EXAMPLES:]
     reasons = [
-        Reason(reason, len(rows), REASONS.get(reason, ""), rows[:_EXAMPLES])
-        for reason, rows in sorted(by_reason.items(), key=lambda one: (-len(one[1]), one[0]))
+        Reason(reason, count, REASONS.get(reason, ""), first[reason])
+        for reason, count in sorted(rows.items(), key=lambda one: (-one[1], one[0]))
     ]
-    return RejectedRows(name, len(read.rows), reasons, len(read.faults))
+    return RejectedRows(name, sum(rows.values()), reasons, faults)
+
+
+def _index(reject: Reject) -> int:
+    return reject.index

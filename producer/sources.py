@@ -15,6 +15,9 @@ and the first and the last 64 KiB of the file as it lies there. Of a folder or p
 read to its end; for the one that is being read what its kind says; and those behind it may come, go and change. So a
 file that sorts behind the last is growth, and one in between is a change.
 
+A shuffled source counts as read to its end from the start, since any of its rows may be the next. How many rows it had
+then is kept as well: what is appended is shuffled by itself, or the order of all would be another.
+
 It stands in `<output>/<dataset>/source.log`, not in Redis, which may be lost: after that the segments alone say which
 rows are done, and they mean the same rows only in the same source. A line is appended for each step of the feed, before
 its rows are queued, so that no record is of a row that it does not cover; the last whole line counts. Only the first is
@@ -24,7 +27,8 @@ seconds, and what is left covers all rows but theirs.
 
 import hashlib
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,12 +37,14 @@ import msgspec
 from common.durable import make_folder, replace_file, write_all
 from common.errors import ConfigError, DataError, UsageError
 from common.ledger import Ledger
+from common.registered import registering
 from common.sections import DatasetSettings
 from common.segments import NOT_JSON
 from common.settings import Settings
 from producer.datasets.cursor import Cursor
 from producer.datasets.kinds import Kind, kind_of
 from producer.datasets.places import cache_key, is_url, open_file, size_of
+from producer.datasets.row_table import ShuffledReader, Table, keep_table, make_table, read_table
 from producer.datasets.shards import files_of
 from producer.datasets.standard_input import STANDARD_INPUT, keep_standard_input, refuse_no_input, source_of
 from producer.recover import live_processes, recover_dataset
@@ -49,6 +55,8 @@ _LOG_BYTES = 64 * 1024
 _PART_BYTES = 64 * 1024
 # How much of what follows a last row without a newline is looked at: it may go on there.
 _REST_BYTES = 4096
+# A source of more is said to be read for a shuffle before it is: that takes more than a few seconds.
+_LONG_BYTES = 1_000_000_000
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,6 +76,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file_size: int = 0
     name: str = ""  # of the file, where the source is a folder or a pattern
     before_sha256: str = ""  # of what is known of the files before it
+    shuffle: int | None = None  # the seed of the order in which rows are fed
+    parts: list[int] = []  # how many rows it had each time that it was shuffled
 
     def change(self, source: str | Path) -> str | None:
         """What is no longer as it was read; None if all of it is. Raises OSError, DataError."""
@@ -233,6 +243,13 @@ def keep_source(output: Path, dataset: str, seen: Source, known: Source | None) 
 
 def refuse_replaced(output: Path, datasets: Sequence[DatasetSettings]) -> None:
     """Raises UsageError if the source of one of `datasets` is not the one that its samples were read from."""
+    for one in datasets:
+        if order := _other_order(read_source(output, one.name), one):
+            raise UsageError(
+                f"the rows of dataset {one.name} were fed in another order ({order}); put the earlier `shuffle` back, "
+                "choose another name for the dataset, or go on with --accept-changes, which keeps what is answered and "
+                "feeds all other rows in the new order"
+            )
     changes = [f"{one.path} of dataset {one.name}: {change}" for one in datasets if (change := _change(output, one))]
     if changes:
         raise UsageError(
@@ -242,25 +259,96 @@ def refuse_replaced(output: Path, datasets: Sequence[DatasetSettings]) -> None:
         )
 
 
-def follow_sources(settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings]) -> list[str]:
+def follow_sources(settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings]) -> Iterator[str]:
     """Take over what has become of the sources, before `datasets` are registered; says in a sentence each what.
 
-    A source that was replaced was accepted before this is called: rows with a record or a reject are kept by their
-    index, and the others are read from the new file. A source that has grown is read on. Raises UsageError if one was
-    replaced while workers may have its old rows in flight; OSError, redis.RedisError.
+    What may take minutes is said before it is begun as well. A source that was replaced was accepted before this is
+    called: rows with a record or a reject are kept by their index, and the others are read from the new file. A source
+    that has grown is read on. Raises UsageError if one was replaced while workers may have its old rows in flight;
+    DataError, OSError, redis.RedisError.
     """
-    notes = []
     for dataset in datasets:
         if note := keep_standard_input(settings.output, dataset):
-            notes.append(note)
+            yield note
         known = read_source(settings.output, dataset.name)
+        grown = False
         if change := _change(settings.output, dataset):
             _read_anew(settings, ledger, dataset)
-            notes.append(f"{dataset.name}: its source was replaced ({change}); rows that are not done are read from it")
+            known = None
+            yield f"{dataset.name}: its source was replaced ({change}); rows that are not done are read from it"
+        elif order := _other_order(known, dataset):
+            _read_anew(settings, ledger, dataset)
+            known = None
+            yield f"{dataset.name}: its order is another ({order}); rows that are not done are fed in it"
         elif known and (size := _size(settings.output, dataset)) > known.size:
-            _read_on(ledger, dataset.name)
-            notes.append(f"{dataset.name}: its source has grown from {known.size:,} to {size:,} bytes")
-    return notes
+            grown = True
+            yield f"{dataset.name}: its source has grown from {known.size:,} to {size:,} bytes"
+        if dataset.shuffle is not None:
+            yield from keep_table_of(settings.output, dataset, known)
+        if grown:  # behind the table: a feed that finds the old one would end the dataset again
+            read_on(ledger, dataset.name)
+
+
+def keep_table_of(output: Path, dataset: DatasetSettings, known: Source | None) -> Iterator[str]:
+    """Make the table that a shuffled source is read by, unless it is there; says so.
+
+    Raises OSError, DataError.
+    """
+    assert dataset.shuffle is not None
+    folder, source = output / dataset.name, source_of(output, dataset)
+    with registering(output):
+        table = read_table(folder)
+        if table and (seen := _made_of(table)).change(source) is None and seen.shuffle == dataset.shuffle:
+            if known and seen.parts[: len(known.parts)] == known.parts:
+                known = seen  # a power cut may have taken the last line of source.log
+            is_whole = seen.size == _size(output, dataset) and seen.parts == _parts_of(known, seen.rows)
+            if is_whole and table.max_row_bytes == dataset.max_row_bytes:
+                return
+        if (size := _size(output, dataset)) > _LONG_BYTES:
+            yield f"{dataset.name}: its {size:,} bytes are read once for the shuffle"
+        began = time.monotonic()
+        table = make_table(source, folder, dataset.max_row_bytes)
+        seen = look(source, table.after)
+        seen = msgspec.structs.replace(seen, shuffle=dataset.shuffle, parts=_parts_of(known, table.rows))
+        keep_table(folder, table, msgspec.json.encode(seen).decode())
+    what, seconds = "copied" if table.copied else "counted", time.monotonic() - began
+    yield (
+        f"{dataset.name}: its {table.rows:,} rows were {what} for the shuffle in {seconds:.1f} s; that takes "
+        f"{table.bytes:,} bytes in {folder}"
+    )
+
+
+def shuffled_reader(output: Path, dataset: DatasetSettings, known: Source | None) -> tuple[ShuffledReader, Source]:
+    """The reader of a shuffled source, and what counts as read of it. Raises OSError, DataError."""
+    assert dataset.shuffle is not None
+    source, table = source_of(output, dataset), read_table(output / dataset.name)
+    seen = _made_of(table) if table else None
+    if table is None or seen is None or seen.shuffle != dataset.shuffle or (known and known.rows > seen.rows):
+        raise DataError(
+            f"the table of its rows for the shuffle is not in {output / dataset.name}, or is not that of its source; "
+            f"`tokenmill run` and `tokenmill enqueue {dataset.name}` make it"
+        )
+    return ShuffledReader(source, output / dataset.name, table, dataset.shuffle, seen.parts), seen
+
+
+def _made_of(table: Table) -> Source:
+    return msgspec.json.decode(table.source, type=Source)
+
+
+def _parts_of(known: Source | None, rows: int) -> list[int]:
+    """The parts of a source that has `rows` rows by now."""
+    before = known.parts if known else []
+    return before if rows in before[-1:] else [*before, rows]
+
+
+def _other_order(known: Source | None, dataset: DatasetSettings) -> str | None:
+    """How the order of the rows is not that in which some were read; None if it is, or none were."""
+    if known is None or not known.rows or known.shuffle == dataset.shuffle:
+        return None
+    was, now = (
+        "that of the source" if seed is None else f"shuffle = {seed}" for seed in (known.shuffle, dataset.shuffle)
+    )
+    return f"it was {was}, and is {now}"
 
 
 def _change(output: Path, dataset: DatasetSettings) -> str | None:
@@ -285,7 +373,7 @@ def _read_anew(settings: Settings, ledger: Ledger, dataset: DatasetSettings) -> 
     (settings.output / dataset.name / _NAME).unlink()
 
 
-def _read_on(ledger: Ledger, name: str) -> None:
+def read_on(ledger: Ledger, name: str) -> None:
     """Feed a dataset again whose source had ended; the other states keep their reasons."""
     state = ledger.snapshot(name)
     if state.ended:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from common.options import HELP, config_option, json_option
+from common.parent import DISMISSED
 from common.settings import config_path
 
 
@@ -15,12 +16,14 @@ from common.settings import config_path
     "--concurrency", type=click.IntRange(min=1), help="Answers in flight at most; by default [worker] concurrency."
 )
 @click.option("--name", help="The worker's name in status, Flower and its segments; by default made of its process id.")
+@click.option("--pid-file", type=click.Path(path_type=Path), hidden=True, help="Removed at the end.")
 @config_option
-def worker(concurrency: int | None, name: str | None, config: Path | None) -> int:
+def worker(concurrency: int | None, name: str | None, pid_file: Path | None, config: Path | None) -> int:
     """One generate worker: claims samples, calls the servers, writes segments.
 
     Start as many as you like, whenever you like. TERM or Ctrl-C drains for [worker] drain_seconds, then gives back
-    what is not answered; another worker has it within a second.
+    what is not answered; another worker has it within a second. It leaves with 0 then, and with 10 if `tokenmill
+    workers drain` or `stop` has ended it: whoever starts it anew whenever it ends need not in that case.
     """
     from common.broker import GENERATE_QUEUE
     from common.errors import UsageError
@@ -32,9 +35,10 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> in
     os.environ["CELERY_CUSTOM_WORKER_POOL"] = "workers.pool:AsyncioPool"  # before Celery's pools are imported
     from common.consumer import run_celery
     from workers.app import app, settings
+    from workers.pool import AsyncioPool
 
     Ledger.connect(settings.redis_url).close()
-    return run_celery(
+    code = run_celery(
         app,
         [
             "--quiet",
@@ -48,6 +52,9 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> in
             "--without-mingle",
         ],
     )
+    if pid_file is not None:
+        pid_file.unlink(missing_ok=True)
+    return DISMISSED if code == 0 and AsyncioPool.dismissed else code
 
 
 @click.command(context_settings=HELP)

@@ -13,6 +13,7 @@ import msgspec
 from common.chat_template import Tokenizer
 from common.errors import TokenizerUnavailable, UnavailableError
 from common.settings import Settings
+from common.special_ids import SpecialIds
 from workers.sglang.http import Http
 from workers.sglang.preflight import ServerFacts, ask_all, refusals_of, shared_warnings
 
@@ -30,6 +31,7 @@ class Report(msgspec.Struct, frozen=True):
     """What `doctor` says; all can be used if there are no refusals."""
 
     servers: list[ServerFacts]
+    special_ids: SpecialIds | None  # of the tokenizer: the tokens that steer an answer; None if it does not load
     warnings: list[str]
     refusals: list[str]
 
@@ -49,6 +51,7 @@ def examine(settings: Settings, http: Http | None = None) -> Report:
     found = Found(settings, servers, tokenizer, failures)
     return Report(
         servers,
+        special_ids=tokenizer.special_ids if tokenizer else None,
         warnings=[sentence for check in WARNINGS for sentence in check(found)],
         refusals=[sentence for check in REFUSALS for sentence in check(found)],
     )
@@ -74,12 +77,12 @@ def vocabulary(found: Found) -> Iterator[str]:
 
 def pool(found: Found) -> Iterator[str]:
     """Answers that the KV pool is too small for; the server ends them early without a word."""
-    asked = found.settings.sampling.max_new_tokens
+    asked, where = _most_asked(found.settings)
     for server in found.servers:
         if server.max_total_num_tokens is not None and asked >= server.max_total_num_tokens:
             yield (
                 f"{server.url} has a KV pool of {server.max_total_num_tokens:,} tokens and cuts off answers that do "
-                f"not fit, which may have {asked:,} here; lower [sampling] max_new_tokens"
+                f"not fit, which may have {asked:,} here; lower {where}"
             )
 
 
@@ -95,17 +98,37 @@ def unusable(found: Found) -> Iterator[str]:
 
 def context(found: Found) -> Iterator[str]:
     """A context that leaves no room for a prompt."""
-    asked = found.settings.sampling.max_new_tokens
+    asked, where = _most_asked(found.settings)
     for server in found.servers:
         length = found.settings.server.context_length or server.context_length
         if length is not None and asked >= length:
             yield (
                 f"{server.url} has a context of {length:,} tokens, where max_new_tokens {asked:,} leaves no room for a "
-                "prompt; lower [sampling] max_new_tokens, or start it with a longer --context-length"
+                f"prompt; lower {where}, or start it with a longer --context-length"
             )
 
 
-WARNINGS: tuple[Check, ...] = (known_faults, vocabulary, pool)
+def template(found: Found) -> Iterable[str]:
+    """What the tokenizer's files do not say alike, and arguments of the template that change nothing."""
+    if found.tokenizer is None:
+        return []
+    unread = (found.tokenizer.unread(dataset) for dataset in found.settings.datasets)
+    return [*found.tokenizer.warnings, *(sentence for sentences in unread for sentence in sentences)]
+
+
+def _most_asked(settings: Settings) -> tuple[int, str]:
+    """The largest max_new_tokens of any dataset, and where it is configured."""
+    asked = [
+        (settings.sampling_of(one).max_new_tokens, f"max_new_tokens of {one.name}")
+        for one in settings.datasets
+        if one.max_new_tokens is not None
+    ]
+    if len(asked) < len(settings.datasets) or not asked:
+        asked.append((settings.sampling.max_new_tokens, "[sampling] max_new_tokens"))
+    return max(asked)
+
+
+WARNINGS: tuple[Check, ...] = (known_faults, vocabulary, pool, template)
 REFUSALS: tuple[Check, ...] = (missing, unusable, context)
 
 
@@ -117,6 +140,10 @@ def lines(report: Report) -> Iterator[str]:
     for rows, urls in tables.items():
         yield from urls
         yield from (f"  {name:<15} {value}" for name, value in rows)
+        yield ""
+    if report.special_ids is not None:
+        yield "special ids of the tokenizer"
+        yield from (f"  {name:<15} {value}" for name, value in _special(report.special_ids))
         yield ""
     yield from (f"warning: {sentence}" for sentence in report.warnings)
     yield from (f"cannot be used: {sentence}" for sentence in report.refusals)
@@ -139,6 +166,13 @@ def _table(server: ServerFacts) -> tuple[tuple[str, str], ...]:
         ("stream mode", _said(server.stream_mode)),
         ("router", "yes" if server.router else "no"),
     )
+
+
+def _special(ids: SpecialIds) -> Iterator[tuple[str, str]]:
+    yield "think", "(none)" if ids.think is None else str(ids.think)
+    yield "end of think", "(none)" if ids.think_end is None else str(ids.think_end)
+    yield "end of answer", ", ".join(map(str, ids.end)) or "(none)"
+    yield from (("tool", f"{one} {name}") for name, one in ids.tools.items())
 
 
 def _said(value: Any, unit: str = "") -> str:

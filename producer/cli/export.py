@@ -89,6 +89,8 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
     names = chosen(settings, datasets)
     wanted = Wanted(
         **{key: options[key] for key in ("flags", "no_flags", "finish_reasons", "min_tokens", "max_tokens")},
+        gated=dict.fromkeys(names, settings.gates.dropped)
+        | {dataset.name: settings.gates_of(dataset).dropped for dataset in settings.datasets},
         dedupe=options["dedupe"],
         shuffle=options["shuffle"],
         held_out=options["held_out"],

@@ -63,7 +63,8 @@ def demo(output: Path) -> int:
             "\nnext:\n"
             f"  tokenmill verify -c {shown}   every line checked, and the ledger against the files\n"
             f"  tokenmill status -c {shown}   the same figures again\n"
-            f"  tokenmill export -c {shown} --format jsonl -o DIR   training files with loss masks\n"
+            f"  tokenmill show tools -c {shown}   the last answer, decoded\n"
+            f"  tokenmill export -c {shown} --format ids -o DIR   training files with loss masks\n"
             "For a real job see README.md: write tokenmill.toml, then `tokenmill run`.",
             err=True,
         )
@@ -97,7 +98,7 @@ def _summary(last: "Mapping[str, Any]", output: Path, console: "Console") -> Non
     from producer import display
 
     if last:
-        console.print(display.table(last))
+        console.print(display.Datasets(last))
         for line in display.rejects(last):
             click.echo(f"{line}; each with its index: {_shown(output)}/<dataset>/rejects.jsonl", err=True)
     click.echo(f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", err=True)

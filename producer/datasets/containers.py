@@ -7,11 +7,11 @@ from common.errors import DataError
 from producer.datasets import arrow, csv_file, json_array, jsonl, parquet
 from producer.datasets.compressed import Text
 from producer.datasets.cursor import MAX_ROW_BYTES, BadLine, Cursor, Row
-from producer.datasets.kinds import Kind, kind_of
+from producer.datasets.kinds import kind_of
 from producer.datasets.places import stamp
 from producer.datasets.shards import files_of
 
-__all__ = ["MAX_ROW_BYTES", "BadLine", "Cursor", "Reader", "Row", "read_rows"]
+__all__ = ["MAX_ROW_BYTES", "BadLine", "Cursor", "Reader", "Row", "read_rows", "rows_of"]
 
 
 def read_rows(source: str | Path, start: Cursor, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Row]:
@@ -26,22 +26,23 @@ def read_rows(source: str | Path, start: Cursor, max_row_bytes: int = MAX_ROW_BY
     for number in range(start.file, len(files)):
         if number != at.file:
             at = Cursor(at.index, number)
-        for row in _rows_of(files[number], kind_of(files[number]), at, max_row_bytes):
+        kind = kind_of(files[number])
+        for row in rows_of(Text(files[number], kind.compression), kind.layout, at, max_row_bytes):
             yield row
             at = row.after
 
 
-def _rows_of(where: str, kind: Kind, start: Cursor, limit: int) -> Iterator[Row]:
-    text = Text(where, kind.compression)
-    match kind.layout:
+def rows_of(text: Text, layout: str, start: Cursor, limit: int) -> Iterator[Row]:
+    """The rows of one file from `start` on. Raises as read_rows does."""
+    match layout:
         case "parquet":
-            return parquet.rows(where, start)
+            return parquet.rows(text.where, start)
         case "arrow":
-            return arrow.rows(where, start)
+            return arrow.rows(text.where, start)
         case "csv":
             return csv_file.rows(text, start, limit)
         case "array" | "documents":
-            return json_array.rows(text, start, limit, array=kind.layout == "array")
+            return json_array.rows(text, start, limit, array=layout == "array")
         case _:
             return jsonl.rows(text, start, limit)
 

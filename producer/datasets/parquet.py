@@ -39,6 +39,16 @@ def rows(where: str, start: Cursor) -> Iterator[Row]:
             begin += group.num_rows
 
 
+def count(where: str) -> int:
+    """How many rows the file has, by its footer. Raises OSError, DataError."""
+    with open_file(where) as file:
+        try:
+            return int(pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False).metadata.num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise_if_of_system(error)
+            raise DataError(f"{where} is no whole Parquet file ({_short(error)})") from error
+
+
 def _of_group(where: str, parquet: pq.ParquetFile, number: int, at: Cursor, skipped: int) -> Iterator[Row]:
     group = parquet.metadata.row_group(number)
     batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))

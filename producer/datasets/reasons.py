@@ -20,6 +20,7 @@ REASONS = {
     "id_out_of_range": "an id is outside the model's vocabulary; it would kill the server",
     "bad_text": "the tokenizer or the template would change the text: half a surrogate pair, a NUL, and the like",
     "template_error": "the chat template cannot render the messages",
+    "duplicate": "its prompt was fed before, as the sample that the detail names (dedupe)",
     "too_long": "the prompt and max_new_tokens together exceed the model's context",
 }
 # A detail may quote the row, and a row may be a megabyte long.

@@ -9,14 +9,14 @@ import msgspec
 from common.sections import ColumnSettings, DatasetSettings
 from producer.datasets.cursor import BadLine
 from producer.datasets.layouts.calls import Message
-from producer.datasets.layouts.catalog import MESSAGE_LIST, Asked, find, read_list, read_text
+from producer.datasets.layouts.catalog import MESSAGE_LIST, Asked, find, layout_name, read_list
 from producer.datasets.layouts.cuts import cut
 from producer.datasets.layouts.ids import ready_ids
 from producer.datasets.layouts.tools import Tool, read_tools
 from producer.datasets.layouts.turns import Media, read_turns
 from producer.datasets.reasons import NOT_JSON, REASONS, BadRow, quoted
 
-__all__ = ["REASONS", "BadRow", "Prompt", "convert"]
+__all__ = ["REASONS", "BadRow", "Prompt", "convert", "layout_of"]
 
 _ID_COLUMNS = ("id", "prompt_id", "uuid", "task_id", "question_id")
 _LABEL_COLUMNS = ("source", "category", "language", "domain", "difficulty")
@@ -24,12 +24,17 @@ _LABEL_COLUMNS = ("source", "category", "language", "domain", "difficulty")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a row asks: a conversation, or the ids that stand for one; and the row's own id and labels."""
+    """What a row asks: a conversation, or the ids that stand for one; and the row's own id and labels.
+
+    Where every turn of a conversation is made anew, this is number `turn`, counted from 0, of `turns`.
+    """
 
     meta: Mapping[str, Any]
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] | None = None
     input_ids: Sequence[int] | None = None
+    turn: int | None = None
+    turns: int | None = None
 
 
 def convert(value: Any, dataset: DatasetSettings, *, whole: bool = False) -> Prompt:
@@ -50,6 +55,17 @@ def convert(value: Any, dataset: DatasetSettings, *, whole: bool = False) -> Pro
         raise
 
 
+def layout_of(value: Any, dataset: DatasetSettings) -> str:
+    """The layout by which a row of `dataset` is read, or "none"."""
+    try:
+        row = _decoded(value)
+        if isinstance(row, list):
+            return layout_name(row)
+        return find(_mapped(row, dataset.columns), dataset.format).name
+    except BadRow:
+        return "none"
+
+
 def _decoded(value: Any) -> dict[str, Any] | list[Any]:
     if isinstance(value, BadLine):
         raise BadRow(value.reason, value.detail)
@@ -67,11 +83,9 @@ def _decoded(value: Any) -> dict[str, Any] | list[Any]:
 def _asked(row: dict[str, Any] | list[Any], dataset: DatasetSettings) -> Asked | Sequence[int]:
     """What the row asks, as it stands in the row, or the ids that do."""
     if isinstance(row, list):
-        if dataset.format not in {"auto", MESSAGE_LIST} or dataset.prompt_column or dataset.columns.asks:
+        if dataset.format not in {"auto", MESSAGE_LIST} or dataset.columns.asks:
             raise BadRow("no_prompt", "the row is a list, and the configuration says that it has columns")
         return read_list(row)
-    if dataset.prompt_column is not None or dataset.format == "text":
-        return read_text(row, dataset.prompt_column or "prompt")
     if dataset.columns.model_fields_set:
         row = _mapped(row, dataset.columns)
     layout = find(row, dataset.format)

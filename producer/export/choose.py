@@ -43,6 +43,7 @@ class Wanted:
 
     flags: Sequence[str] = ()  # only records with all of these
     no_flags: Sequence[str] = ()  # none with one of these
+    gated: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by dataset, the flags its gates leave out
     finish_reasons: Sequence[str] = ()
     min_tokens: int = 0  # of the answer
     max_tokens: int | None = None
@@ -126,7 +127,7 @@ def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterato
         told = entry.what
         assert isinstance(told, _Told)
         tally["records"] += 1
-        if reason := _left_out(told, wanted):
+        if reason := _left_out(told, wanted, wanted.gated.get(name, frozenset())):
             tally[reason] += 1
             continue
         if entry.path not in numbers:
@@ -140,11 +141,12 @@ def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterato
         yield number, numbers[entry.path], entry.offset, size, told.index, order, told.completion_tokens, held_out
 
 
-def _left_out(told: _Told, wanted: Wanted) -> str:
+def _left_out(told: _Told, wanted: Wanted, gated: frozenset[str]) -> str:
     flags = set(told.flags)
     checks: tuple[tuple[str, bool], ...] = (
         ("without_flag", not flags.issuperset(wanted.flags)),
         ("with_flag", not flags.isdisjoint(wanted.no_flags)),
+        ("left_out_by_gate", not flags.isdisjoint(gated)),
         ("finish_reason", bool(wanted.finish_reasons) and told.finish_reason not in wanted.finish_reasons),
         ("too_few_tokens", told.completion_tokens < max(1, wanted.min_tokens)),
         ("too_many_tokens", wanted.max_tokens is not None and told.completion_tokens > wanted.max_tokens),

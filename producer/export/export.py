@@ -13,7 +13,7 @@ import numpy as np
 
 from common.durable import make_folder, sync_folder
 from common.errors import DataError, UsageError
-from producer.enqueue import read_run_file
+from common.run_file import read_run_file
 from producer.export.card import card
 from producer.export.choose import Chosen, Wanted, choose
 from producer.export.manifest import NAME, Manifest, Split, encode, file_of, read_manifest

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.flags import UNCOUNTED
 from common.records import Record
 from common.registered import read_registered
 from common.rejects import Reject, each_reject
+from common.run_file import read_run_file
 from common.sections import DatasetSettings
 from common.segments import count, records
-from producer.enqueue import read_run_file
 
 # A pause without any answer that is longer than this is no time of work: the run was stopped.
 _PAUSE_SECONDS = 1800.0
@@ -31,6 +32,7 @@ class Came:
     prompt_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     completion_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     latency_seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    counts: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # against the cap
     finish_reasons: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
     servers: Counter[str] = field(default_factory=Counter)
@@ -51,7 +53,8 @@ class Came:
 
     def spent(self) -> NDArray[np.int64]:
         """The tokens of each answer that count against the cap."""
-        return self.completion_tokens + self.prompt_tokens if self.counts_prompts else self.completion_tokens
+        tokens = self.completion_tokens + self.prompt_tokens if self.counts_prompts else self.completion_tokens
+        return tokens * self.counts
 
     @property
     def spent_tokens(self) -> int:
@@ -85,7 +88,7 @@ class Gathered:
 def gather(output: Path, names: Sequence[str] = ()) -> Gathered:
     """Read the datasets of `names` (all that are registered or have a folder of segments, if none). One pass over each.
 
-    Holds 32 bytes an answer. Raises DataError for a run.json, dataset.json or record that cannot be read; OSError.
+    Holds 33 bytes an answer. Raises DataError for a run.json, dataset.json or record that cannot be read; OSError.
     """
     asked = {one.name: one for one in read_registered(output)}
     wanted = names or list(asked) or sorted(path.parent.name for path in output.glob("*/*.jsonl"))
@@ -99,11 +102,12 @@ def _came(output: Path, name: str, asked: DatasetSettings | None) -> Came:
     came.faults = sum(not fault.torn for fault in counted.faults)
     figures = np.fromiter(
         _figures(records(output, name, counted), came),
-        dtype=np.dtype([("at", "f8"), ("prompt", "i8"), ("completion", "i8"), ("latency", "f8")]),
+        dtype=np.dtype([("at", "f8"), ("prompt", "i8"), ("completion", "i8"), ("latency", "f8"), ("counts", "?")]),
     )
     figures.sort(order="at")
     came.at, came.latency_seconds = figures["at"].copy(), figures["latency"].copy()
     came.prompt_tokens, came.completion_tokens = figures["prompt"].copy(), figures["completion"].copy()
+    came.counts = figures["counts"].copy()
     for line in each_reject(output, name):
         if isinstance(line, Reject):
             came.rejects[line.reason] += 1
@@ -112,10 +116,11 @@ def _came(output: Path, name: str, asked: DatasetSettings | None) -> Came:
     return came
 
 
-def _figures(found: Iterator[Record], came: Came) -> Iterator[tuple[float, int, int, float]]:
+def _figures(found: Iterator[Record], came: Came) -> Iterator[tuple[float, int, int, float, bool]]:
     for record in found:
         came.finish_reasons[record.finish_reason] += 1
         came.flags.update(record.flags)
         came.servers[record.server] += 1
         at = datetime.fromisoformat(record.created_at).timestamp()
-        yield at, record.prompt_tokens, record.completion_tokens, record.latency_seconds
+        counts = UNCOUNTED not in record.flags
+        yield at, record.prompt_tokens, record.completion_tokens, record.latency_seconds, counts

@@ -17,6 +17,14 @@ COMMANDS = [
     "run",
     "enqueue",
     "status",
+    "top",
+    "show",
+    "pause",
+    "resume",
+    "cap",
+    "weight",
+    "cancel",
+    "workers",
     "servers",
     "worker",
     "control",
@@ -29,9 +37,9 @@ COMMANDS = [
     "simulate",
 ]
 # In this version, and not in the design.
-BEYOND = {"servers", "rejects"}
+BEYOND = {"servers", "rejects", "weight"}
 # In the design, and not in this version yet.
-LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "plan", "audit"}
+LATER = {"plan", "audit"}
 
 
 def command(name: str) -> click.Command:

@@ -60,7 +60,7 @@ def test_it_ends_well_and_shows_a_summary(demo: Demo) -> None:
     assert demo.stdout == ""
     assert "Traceback" not in demo.stderr
     lines = demo.stderr.splitlines()
-    (head,) = [at for at, line in enumerate(lines) if line.startswith("dataset ")]
+    head, _ = [at for at, line in enumerate(lines) if line.startswith("dataset ")]
     summary = {line.split()[0]: line.split()[1] for line in lines[head + 1 : head + 5]}
     assert set(summary) == {*DATASETS, "all"}
     assert all(summary[name] in {"capped", "exhausted"} for name in DATASETS)
@@ -97,7 +97,7 @@ def test_files_ledger_and_export_have_the_same_counts(demo: Demo, tmp_path: Path
 def test_the_commands_it_names_work_as_they_stand(demo: Demo, tmp_path: Path) -> None:
     named = [line.partition("   ")[0] for line in demo.stderr.partition("\nnext:\n")[2].splitlines()]
     commands = [shlex.split(line) for line in (words.strip() for words in named) if line.startswith("tokenmill ")]
-    assert [command[1] for command in commands] == ["verify", "status", "export"]
+    assert [command[1] for command in commands] == ["verify", "status", "show", "export"]
     for _, *arguments in commands:
         demo.run(*(str(tmp_path / "files") if word == "DIR" else word for word in arguments))
     assert {path.name for path in (tmp_path / "files").iterdir()} == {f"{name}.jsonl" for name in DATASETS}

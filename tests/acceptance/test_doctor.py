@@ -68,7 +68,8 @@ def test_doctor_without_the_key_says_where_it_goes(tmp_path: Path, simulate: Sim
     done = tokenmill("doctor", folder=tmp_path)
 
     assert (done.returncode, done.stderr) == (4, "")
-    (sentence,) = done.stdout.splitlines()
+    assert done.stdout.startswith("special ids of the tokenizer\n  think           4092\n")
+    *_, sentence = done.stdout.splitlines()
     assert "refuses the API key (401); set it with TOKENMILL_SERVER__API_KEY" in sentence
     assert "sesame" not in sentence
 
@@ -85,7 +86,7 @@ def test_enqueue_goes_on_without_a_server_that_is_away(
     away, known, registered = done.stderr.splitlines()
     assert away.startswith(f"warning: {closed} cannot be reached (Connection refused)")
     assert known.startswith(f"warning: {good}: SGLang 0.5.13: an abort")
-    assert registered == "A: new"
+    assert registered == "A: new, layout input_ids"
     assert ledger.datasets() == ["A"]
     (server,) = json.loads((tmp_path / "out" / "run.json").read_text())["servers"]
     assert (server["url"], server["version"], server["stream_mode"]) == (good, "0.5.13", "cumulative")

@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, simulate: Simulate) -> Run:
     (folder / "tokenmill.toml").write_text(
         f'output = "out"\n[server]\nurls = ["{simulate(*KIMI, *PACE)}"]\n[tokenizer]\npath = "{TOKENIZER}"\n'
         "[sampling]\nmax_new_tokens = 600\n"
-        f'[[datasets]]\nname = "gsm8k"\npath = "{GSM8K}"\nprompt_column = "question"\n'
+        f'[[datasets]]\nname = "gsm8k"\npath = "{GSM8K}"\ncolumns.prompt = "question"\n'
         '[[datasets]]\nname = "torchspec"\npath = "torchspec.jsonl"\n'
     )
     done = tokenmill("run", folder=folder)

@@ -55,7 +55,7 @@ def test_rows_are_queued_with_their_ids_and_their_meta(feed: Feed, library: Any)
 
 
 def test_a_column_of_text_is_fed(feed: Feed, library: Any) -> None:
-    feed.configure(more='prompt_column = "question"')
+    feed.configure(more='columns.prompt = "question"')
     feed.write({"question": "How many?", "answer": "3"})
     feed.register()
     assert feed.feed() == 1
@@ -179,7 +179,7 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
     state = feed.state()
     assert state.rejected == 10
     assert state.rejects == Counter(line["reason"] for line in feed.reject_lines())
-    assert feed.ledger.done_among("A", 0, 12) == set(range(12)) - {1, 11}
+    assert feed.ledger.done_among("A", range(12)) == set(range(12)) - {1, 11}
 
 
 @pytest.mark.parametrize("context", [MAX_NEW_TOKENS + 3, None])
@@ -370,3 +370,21 @@ def test_the_lock_is_given_back(feed: Feed) -> None:
     feed.admit()
     assert feed.feed() == 0
     assert feed.ledger.redis.get(keys_of("A").feeding) == b"another feed's"
+
+
+def test_what_is_a_datasets_own_holds_for_its_prompts(feed: Feed, library: Any) -> None:
+    own = "max_new_tokens = 10\nchat_template_kwargs = { thinking = false }\n[datasets.sampling]\nfit = 'cut'"
+    feed.configure(more=own)
+    feed.set_model(30)
+    turns = [{"role": "user", "content": "Why?"}]
+    feed.write({"messages": turns}, ids(*[5] * 17), ids(*[5] * 20), ids(*[5] * 28))
+    feed.register()
+
+    assert feed.feed() == 3
+
+    rendered = library.apply_chat_template(
+        turns, tokenize=True, add_generation_prompt=True, return_dict=False, thinking=False
+    )
+    assert feed.prompts()[0] == rendered
+    assert [feed.max_new_tokens(index) for index in range(3)] == [None, None, 8]
+    assert [(line["index"], line["reason"]) for line in feed.reject_lines()] == [(3, "too_long")]

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,46 +15,15 @@ from click.testing import CliRunner
 from common.errors import UsageError
 from common.ledger import Ledger, Settled
 from producer.cli import operate
-from producer.enqueue import register
+from producer.datasets.standard_input import keep_standard_input
 from producer.recover import recover
-from producer.sources import follow_sources, read_source, refuse_replaced
-from tests.integration.feed_steps import BAD, Feed, Row, ids, numbered
-from tests.lines import record_line, write_segment
-
-FACTS = dict.fromkeys(
-    ("model_path", "weight_version", "tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params")
-)
+from producer.sources import read_source
+from tests.integration.feed_steps import BAD, Feed, Row, answer, begin, first_ids, ids, numbered
 
 
 @pytest.fixture
 def feed(tmp_path: Path, valkey: str, ledger: Ledger) -> Feed:
     return Feed(tmp_path, valkey, ledger)
-
-
-def begin(feed: Feed, *, accept: bool = False) -> list[str]:
-    """What `run` and `enqueue` do with the sources, and then with the ledger; answers what they say of the sources."""
-    if not accept:
-        refuse_replaced(feed.output, feed.settings.datasets)
-    notes = follow_sources(feed.settings, feed.ledger, feed.settings.datasets)
-    register(feed.settings, feed.ledger, feed.settings.datasets, FACTS)
-    feed.set_model()
-    feed.admit()
-    return notes
-
-
-def answer(feed: Feed, indices: list[int]) -> None:
-    """A worker's part: records of queued samples, in a segment and in the ledger."""
-    claimed, _ = feed.ledger.claim("A", "w", 60, indices)
-    lines = [record_line(one.index, one.attempt) for one in claimed]
-    path = write_segment(feed.output, f"w-{indices[0]}.jsonl", *lines)
-    settled = [Settled(one.index, one.attempt, 3, 2, 1, ()) for one in claimed]
-    size = path.stat().st_size
-    assert all(feed.ledger.settle("A", settled, segment=f"A/{path.name}", committed_bytes=size))
-
-
-def first_ids(feed: Feed) -> dict[int, int]:
-    """For each queued sample the first id of its prompt: which row it is."""
-    return {index: prompt[0] for index, prompt in feed.prompts().items()}
 
 
 def test_what_was_read_is_on_disk_before_the_rows_are_queued(feed: Feed) -> None:
@@ -242,11 +210,10 @@ def test_a_compressed_file_that_is_cut_off_loses_no_row_before_its_end(feed: Fee
     assert first_ids(feed) == {index: index for index in range(3000)}
 
 
-def test_standard_input_is_kept_for_the_feeds(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_fed_from_its_copy(feed: Feed) -> None:
     configure(feed, "-")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(numbered(10)))))
-    (note,) = begin(feed)
-    assert note.startswith("A: standard input was copied to ")
+    keep_standard_input(feed.output, feed.settings.datasets[0], io.BytesIO(lines(numbered(10))))
+    assert begin(feed) == []
     assert feed.feed() == 10
     assert begin(feed) == []
 

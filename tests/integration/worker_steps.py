@@ -114,7 +114,8 @@ class Worker:
                 dataset,
                 indices,
                 on_claimed=lambda: self.acked.update([name]),
-                on_ended=lambda summary: self.summaries.update({name: summary}),
+                # Without the servers, whose ports are new each time.
+                on_ended=lambda summary: self.summaries.update({name: summary.partition("; ")[0]}),
             )
         )
         return name
@@ -145,6 +146,7 @@ async def working(
     segment_bytes: int = 2**20,
     pauses: Pauses | None = None,
     patience: Patience | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Worker]:
     """A worker at work on `servers`; stopped at the end, unless the test did."""
     if isinstance(servers, Simulator):
@@ -152,7 +154,7 @@ async def working(
     urls, transport = servers if isinstance(servers, tuple) else ([server.url for server in servers], None)
     client = SGLangClient(
         urls,
-        acceptance=Acceptance(VOCAB_SIZE, "default"),
+        acceptance=Acceptance(vocab_size, "default"),
         sampling_params=SAMPLING,
         max_connections=256,
         http=OverHttpx(transport) if transport else None,
@@ -166,7 +168,7 @@ async def working(
         owner=owner,
         concurrency=limit,
         lease_seconds=60.0,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         client=client,
         ledger=claims.connect(redis_url),
         commits=commits,

@@ -46,6 +46,13 @@ def test_a_good_server_is_shown_and_nothing_is_said_against_it(write: Write) -> 
         "  stream mode     cumulative",
         "  router          no",
         "",
+        "special ids of the tokenizer",
+        "  think           4092",
+        "  end of think    4093",
+        "  end of answer   4090",
+        "  tool            4094 <tool_call>",
+        "  tool            4095 </tool_call>",
+        "",
         "the server can be used",
     ]
 
@@ -64,7 +71,8 @@ def test_servers_that_say_the_same_share_a_table(write: Write) -> None:
     shown = list(lines(report(write, {"one": paths_of(), "two": paths_of(dp_size=2), "three": paths_of()})))
 
     tables = "\n".join(line for line in shown if not line.startswith("  ")).split("\n\n")
-    assert tables == ["http://one:30000\nhttp://three:30000", "http://two:30000", "all 3 servers can be used"]
+    assert tables[:2] == ["http://one:30000\nhttp://three:30000", "http://two:30000"]
+    assert tables[3:] == ["all 3 servers can be used"]
 
 
 def test_every_fault_of_every_server_is_said(write: Write) -> None:
@@ -117,6 +125,23 @@ def test_a_context_without_room_for_a_prompt_is_a_refusal(write: Write) -> None:
     assert sentence.startswith("http://one:30000 has a context of 1,000 tokens, where max_new_tokens 1,000 leaves no")
 
 
+def test_the_longest_answers_of_any_dataset_count(write: Write) -> None:
+    own = '[[datasets]]\nname = "A"\npath = "a"\nmax_new_tokens = 1500\n'
+    other = '[[datasets]]\nname = "B"\npath = "b"\nmax_new_tokens = 10\n'
+
+    (sentence,) = report(write, {"one": paths_of(context_length=1500, vocab_size=IDS)}, more=own + other).refusals
+    assert "max_new_tokens 1,500 leaves no room for a prompt; lower max_new_tokens of A" in sentence
+    assert report(write, {"one": paths_of(context_length=900)}, more=other).refusals == []
+
+
+def test_arguments_of_the_template_that_change_nothing_are_said(write: Write) -> None:
+    own = "chat_template_kwargs = { enable_thinking = true, thinking = false }\n"
+    more = f'[[datasets]]\nname = "A"\npath = "a"\n{own}'
+
+    (sentence,) = report(write, {"one": paths_of(vocab_size=IDS)}, more=more).warnings
+    assert sentence.startswith("dataset A chat_template_kwargs: enable_thinking = True changes no prompt; did you mean")
+
+
 def test_a_tokenizer_that_does_not_load_is_a_refusal_and_the_servers_are_shown(write: Write, tmp_path: Path) -> None:
     found = report(write, {"one": paths_of(vocab_size=5)}, tokenizer=tmp_path / "none")
 
@@ -129,6 +154,7 @@ def test_the_report_is_one_object_without_keys(write: Write) -> None:
     written = msgspec.json.encode(report(write, {"one": paths_of()}))
 
     told = json.loads(written)
-    assert set(told) == {"servers", "warnings", "refusals"}
+    assert set(told) == {"servers", "special_ids", "warnings", "refusals"}
+    assert told["special_ids"]["end"] == [4090]
     assert told["servers"][0]["max_total_num_tokens"] == INFO["max_total_num_tokens"]
     assert b"never-to-be-stored" not in written

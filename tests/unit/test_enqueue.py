@@ -17,11 +17,14 @@ from tests.unit.preflight_steps import facts_of, sglang
 from workers.sglang.preflight import ServerFacts
 
 IDS = 4096  # of the examples' tokenizer
+DATASET = '[[datasets]]\nname = "A"\npath = "a.jsonl"\n'
 
 
 def configured(write: Write, server: str = "") -> Settings:
     tokenizer = REPO / "examples" / "tokenizer"
-    return load_settings(write(f'[tokenizer]\npath = "{tokenizer}"\n[sampling]\nmax_new_tokens = 64\n{server}'))
+    return load_settings(
+        write(f'[tokenizer]\npath = "{tokenizer}"\n[sampling]\nmax_new_tokens = 64\n{server}\n{DATASET}')
+    )
 
 
 def facts(write: Write, *servers: dict[str, Any], server: str = "") -> dict[str, Any]:
@@ -29,7 +32,7 @@ def facts(write: Write, *servers: dict[str, Any], server: str = "") -> dict[str,
 
 
 def made(settings: Settings, *servers: ServerFacts) -> dict[str, Any]:
-    return model_facts(settings, servers, Tokenizer(settings.tokenizer))
+    return model_facts(settings, settings.datasets, servers, Tokenizer(settings.tokenizer))
 
 
 def test_the_facts_of_the_servers_are_kept_without_keys(write: Write) -> None:
@@ -85,4 +88,8 @@ def test_a_cap_of_less_than_ten_answers_is_warned_of(
     dataset = DatasetSettings(name="A", path=Path("a.jsonl"), cap_tokens=cap_tokens, mean_tokens=mean_tokens)
     warnings = list(small_caps([dataset], max_new_tokens=64))
     assert bool(warnings) is is_small
+    longer = dataset.model_copy(update={"max_new_tokens": 640})
+    assert any(small_caps([longer], max_new_tokens=64)) is (
+        cap_tokens is not None and cap_tokens < 10 * (mean_tokens or 320)
+    )
     assert all(warning.startswith(f"A: its cap of {cap_tokens} tokens") for warning in warnings)

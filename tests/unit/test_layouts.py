@@ -77,6 +77,7 @@ QUESTION = [user("Is it warm?")]
 OPEN_THOUGHTS = "<|begin_of_thought|>\n\nr\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\nb\n\n<|end_of_solution|>"
 LS = [call("ls", "{}", "call_1")]
 WEATHER = [call("weather", "{}", "c1")]
+TWO = ('{"city": "Rome"}', '{"city": "Oslo"}')
 
 GOLDEN: list[tuple[str, Any, list[Row]]] = [
     ("messages", {"messages": [system("s"), user("a"), assistant("b"), user("c"), assistant("d")]}, [
@@ -106,6 +107,26 @@ GOLDEN: list[tuple[str, Any, list[Row]]] = [
         user("a"), assistant("b"), user("c"),
     ]),
     ("conversation", {"conversation": [user("a"), assistant("b")], "conversation_id": "x"}, [user("a")]),
+    # Mixture-of-Thoughts, OpenThoughts 3, open-perfectblend and functionary as they are published.
+    ("messages", {"messages": [user("a"), assistant("<think>\nr\n</think>\n\nb")], "num_tokens": 7, "source": "o/x"}, [
+        user("a"),
+    ]),
+    ("conversations", {"difficulty": None, "source": "x", "domain": "math", "conversations": [
+        {"from": "human", "value": "a"}, {"from": "gpt", "value": "<think>\nr\n</think>\n\nb"},
+    ]}, [user("a")]),
+    ("conversations", {"conversations": said("a", "b", "c", "d"), "source": "x"}, [
+        user("a"), assistant("b"), user("c"),
+    ]),
+    ("messages", {"tools": [TOOL], "messages": [
+        user("a"), assistant("I look.", tool_calls=[{"function": {"name": "weather", "arguments": at}} for at in TWO]),
+        *({"role": "tool", "name": "weather", "content": text} for text in ("30", "20")),
+        assistant("Yes."), {**user("b"), "metainfo": {"img_path": "x"}},
+    ]}, [
+        user("a"),
+        assistant("I look.", tool_calls=[call("weather", at, f"functions.weather:{n}") for n, at in enumerate(TWO)]),
+        *(result(text, f"functions.weather:{n}", name="weather") for n, text in enumerate(("30", "20"))),
+        assistant("Yes."), user("b"),
+    ]),
     ("message_list", [user("a"), assistant("b")], [user("a")]),
     ("glaive", {"system": GLAIVE_SYSTEM, "chat": GLAIVE}, [
         system("You are a helpful assistant."), user("Is it\nwarm?"), assistant("I look.", tool_calls=[WARM]),
@@ -167,7 +188,7 @@ def test_a_row_becomes_these_messages(layout: str, row: Any, messages: list[Row]
 def test_every_layout_has_its_row_here_and_its_name_in_the_configuration() -> None:
     names = [layout.name for layout in LAYOUTS]
     assert {layout for layout, _, _ in GOLDEN} | {"input_ids"} == {MESSAGE_LIST, *names}
-    assert sorted(get_args(Format)) == sorted(["auto", "text", MESSAGE_LIST, *names])
+    assert sorted(get_args(Format)) == sorted(["auto", MESSAGE_LIST, *names])
 
 
 @pytest.mark.parametrize(
@@ -263,7 +284,7 @@ def test_a_mixed_file_is_named_by_its_most_frequent_layout_and_read_row_by_row()
     assert (found.name, found.rows) == ("messages", {"messages": 2, "prompt": 1, "message_list": 1, "none": 3})
     assert detect([json.dumps(row).encode() for row in rows]) == found
     assert detect([b"{", BadLine("not_csv", "d")]).rows == {"none": 2}
-    assert str(found) == "messages (2 rows), prompt (1 rows), message_list (1 rows), none (3 rows)"
+    assert str(found) == "layouts messages (2), prompt (1), message_list (1), none (3)"
     assert [prompt(row).messages[-1]["content"] for row in rows[:4]] == ["a", *["Is it warm?"] * 3]
     assert (detect([]).name, detect([{}]).name) == ("none", "none")
 

@@ -10,7 +10,7 @@ from common.sections import DatasetSettings
 from producer.datasets.containers import Cursor, read_rows
 from producer.datasets.layouts.catalog import detect
 from producer.datasets.rows import BadRow, Prompt, convert
-from tests.conftest import SHARED
+from tests.conftest import REPO, SHARED
 
 PROMPTS = SHARED / "data" / "prompts"
 # file: rows, layout, rejects; all other rows are converted.
@@ -57,7 +57,7 @@ TABLE: list[tuple[str, int, str, dict[str, int]]] = [
     ("ultrachat/ultra_eval.json", 200, "ultrachat", {}),
 ]
 
-pytestmark = pytest.mark.skipif(not PROMPTS.is_dir(), reason="real prompts lie beside the project, and are not there")
+needs_files = pytest.mark.skipif(not PROMPTS.is_dir(), reason="real prompts lie beside the project, and are not there")
 
 
 def values(file: str) -> list[Any]:
@@ -76,11 +76,26 @@ def converted(file: str, **more: Any) -> tuple[list[Prompt], Counter[str]]:
     return prompts, reasons
 
 
+def line(file: str, rows: int, layout: str, rejects: dict[str, int]) -> str:
+    """A line of the table in docs/datasets.md."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(rejects.items())) or "-"
+    return f"| {file} | {layout} | {rows:,} | {rows - sum(rejects.values()):,} | {reasons} |"
+
+
+def test_the_table_is_in_the_documentation() -> None:
+    documented = (REPO / "docs" / "datasets.md").read_text(encoding="utf-8")
+    section = documented.partition("### Real files")[2].partition("\n#")[0]
+    lines = [one for one in section.splitlines() if one.startswith("| ")]
+    assert lines[2:] == [line(*row) for row in TABLE]
+
+
+@needs_files
 def test_every_real_file_is_in_the_table() -> None:
     there = {str(path.relative_to(PROMPTS)) for path in PROMPTS.glob("*/*") if not path.name.endswith(".labels.json")}
     assert there == {file for file, *_ in TABLE}
 
 
+@needs_files
 @pytest.mark.parametrize(("file", "rows", "layout", "rejects"), TABLE, ids=[file for file, *_ in TABLE])
 def test_a_real_file_is_converted(file: str, rows: int, layout: str, rejects: dict[str, int]) -> None:
     prompts, reasons = converted(file)
@@ -100,6 +115,7 @@ def test_a_real_file_is_converted(file: str, rows: int, layout: str, rejects: di
         assert results <= named or file.startswith("broken/")
 
 
+@needs_files
 @pytest.mark.parametrize(("file", "rows"), [(file, rows) for file, rows, *_ in TABLE], ids=[file for file, *_ in TABLE])
 def test_the_first_turn_of_a_real_file_is_a_prompt(file: str, rows: int) -> None:
     prompts, reasons = converted(file, turns="first")
@@ -110,12 +126,14 @@ def test_the_first_turn_of_a_real_file_is_a_prompt(file: str, rows: int) -> None
         assert "assistant" not in roles[roles.index("user") :]
 
 
+@needs_files
 def test_text_remains_of_files_with_images() -> None:
     prompts, reasons = converted("odd_shapes/llamafactory_v1_multimodal_demo.jsonl", drop_media=True)
     assert (len(prompts), reasons) == (24, Counter())
     assert all(turn["content"].strip() for prompt in prompts for turn in prompt.messages)
 
 
+@needs_files
 def test_what_tools_and_reasoning_became() -> None:
     """Sums over real files, so that a change of what is kept is seen."""
     sums: dict[str, tuple[int, int, int, int]] = {}

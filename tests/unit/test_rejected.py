@@ -1,6 +1,7 @@
 """`tokenmill rejects`: the rejects of datasets by reason, with the first three of each."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from click.testing import CliRunner, Result
 from common.rejects import Reject, append_rejects
 from producer.cli.main import cli
 from producer.datasets.reasons import REASONS
+from producer.rejected import rejected_rows
+from producer.run import exit_code
 
 CONFIG = """output = "out"
 [tokenizer]
@@ -76,4 +79,28 @@ def test_a_line_that_is_no_reject_is_said_on_standard_error(folder: Path) -> Non
 def test_a_dataset_that_is_not_there_is_said(folder: Path) -> None:
     done = run(folder, "B3")
     assert done.exit_code == 1
-    assert str(done.exception) == "there is no dataset 'B3'; configured are B1, B2"
+    assert str(done.exception).startswith("there is no dataset 'B3'; ")
+
+
+def peak_bytes(output: Path, dataset: str) -> int:
+    tracemalloc.start()
+    try:
+        rejected_rows(output, [dataset])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_million_rejects_take_the_memory_of_a_few(tmp_path: Path) -> None:
+    for dataset, rows in (("B1", 1000), ("B2", 20_000)):
+        append_rejects(tmp_path, dataset, [Reject(index, "not_json", "d" * 200, f"r{index}") for index in range(rows)])
+    assert [one.rejected for one in rejected_rows(tmp_path, ["B1", "B2"])] == [1000, 20_000]
+    # A bit for each index is what grows: 2.4 KB here. The rows themselves would take 8 MB.
+    assert peak_bytes(tmp_path, "B2") - peak_bytes(tmp_path, "B1") < 50_000
+
+
+def test_duplicates_are_no_failures() -> None:
+    ended = {"state": "exhausted", "done": 99, "rejected": 900, "rejects": {"duplicate": 900}}
+    assert exit_code({"datasets": [ended]}, False, 0.01) == 0
+    assert exit_code({"datasets": [ended | {"rejected": 901}]}, False, 0.01) == 0
+    assert exit_code({"datasets": [ended | {"rejected": 902}]}, False, 0.01) == 3

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -17,7 +17,7 @@ from producer.datasets.layouts.glaive import glaive_system, glaive_turns
 from producer.datasets.layouts.turns import Turn, open_turns
 from producer.datasets.reasons import NOT_JSON, BadRow
 
-_DETECTED_ROWS = 300
+DETECTED_ROWS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,25 @@ class Detected:
     name: str
     rows: dict[str, int]
 
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Self:
+        """From the layout of each row, or "none"."""
+        counted = Counter(names)
+        known = {name: count for name, count in counted.most_common() if name != "none"}
+        if counted["none"]:
+            known["none"] = counted["none"]
+        return cls(next(iter(known), "none"), known)
+
     def __str__(self) -> str:
-        return ", ".join(f"{name} ({rows:,} rows)" for name, rows in self.rows.items()) or self.name
+        """`layout messages`, or `layouts messages (290), none (10)`."""
+        if len(self.rows) < 2:
+            return f"layout {self.name}"
+        return "layouts " + ", ".join(f"{name} ({rows:,})" for name, rows in self.rows.items())
 
 
 def detect(rows: Iterable[Any]) -> Detected:
     """The layouts of the first 300 of `rows`, each as a container gives it: a line, an object, a list, or BadLine."""
-    counted = Counter(layout_name(row) for row in islice(rows, _DETECTED_ROWS))
-    known = {name: count for name, count in counted.most_common() if name != "none"}
-    if counted["none"]:
-        known["none"] = counted["none"]
-    return Detected(next(iter(known), "none"), known)
+    return Detected.of(layout_name(row) for row in islice(rows, DETECTED_ROWS))
 
 
 def layout_name(row: Any) -> str:
@@ -207,7 +215,7 @@ def _alpaca(row: Mapping[str, Any]) -> Asked:
 
 
 def _prompt(row: Mapping[str, Any]) -> Asked:
-    return read_text(row, "prompt") if isinstance(row["prompt"], str) else _asked(row, row["prompt"])
+    return _asked(row, row["prompt"]) if isinstance(row["prompt"], list) else read_text(row, "prompt")
 
 
 def _is_magicoder(row: Mapping[str, Any]) -> bool:

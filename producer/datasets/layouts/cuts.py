@@ -16,8 +16,13 @@ def answered_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def cut(roles: Sequence[str], turns: str) -> int:
-    """Where `turns` = "last" or "first" cuts turns with these roles; 0 if there is nothing to answer."""
+    """Where `turns` = "last" or "first" cuts turns with these roles; 0 if there is nothing to answer.
+
+    With "all" it is where the first prompt ends.
+    """
     cuts = _cuts(roles)
+    if turns == "all":
+        return cuts[0] if cuts else 0
     if turns == "first":
         return next((one for one in cuts if roles[one - 1] == "user"), 0)
     return cuts[-1] if cuts else 0
