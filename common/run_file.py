@@ -9,6 +9,8 @@ import msgspec
 from common.durable import make_folder, replace_file
 from common.errors import DataError, UsageError
 
+# What was wrong as the job was started all the same, with --force; once said it stays, as its records do.
+FORCED = "forced"
 # What must be the same in one output folder, or its records are of two kinds.
 _SAME = (
     "model_path",
@@ -70,5 +72,8 @@ def write_run_file(output: Path, facts: Mapping[str, Any]) -> None:
     if before and any(_changes(before, facts)):
         earlier = [*earlier, before]
     datasets = {**(before or {}).get("datasets", {}), **facts.get("datasets", {})}  # those not asked for now stay
-    text = msgspec.json.format(msgspec.json.encode({**facts, "datasets": datasets, "earlier": earlier}), indent=2)
+    whole = {**facts, "datasets": datasets, "earlier": earlier}
+    if forced := [*(before or {}).get(FORCED, []), *facts.get(FORCED, [])]:
+        whole[FORCED] = list({(one["name"], one["says"]): one for one in reversed(forced)}.values())[::-1]
+    text = msgspec.json.format(msgspec.json.encode(whole), indent=2)
     replace_file(output / "run.json", [text, b"\n"])

@@ -15,6 +15,7 @@ from common.chat_template import Tokenizer
 from common.payload import Packer
 from common.sections import DatasetSettings
 from common.settings import Settings
+from producer.datasets.cursor import Row
 from producer.datasets.layouts.catalog import Detected
 from producer.datasets.rows import layout_of
 from producer.datasets.sample import sample
@@ -22,7 +23,7 @@ from producer.datasets.standard_input import STANDARD_INPUT, source_of
 from producer.prepare import Chunk, Limits, prepare
 
 # Of one dataset: to read its rows, and to render and encode them.
-_READ_SECONDS, _PREPARE_SECONDS = 5.0, 10.0
+READ_SECONDS, _PREPARE_SECONDS = 5.0, 10.0
 _CHUNK_ROWS = 64
 _SHOWN_PROMPTS = 3
 # Of a longer prompt so many tokens are shown at its head and at its end.
@@ -83,17 +84,12 @@ def dry_run(
     """Read, render, encode and check rows of `dataset` as the feed does. Raises OSError, DataError."""
     sampling = settings.sampling_of(dataset)
     limits = Limits(vocab_size, context_length, sampling.max_new_tokens, sampling.fit)
-    with _source(settings, dataset) as source:
-        taken = sample(source, dataset.max_row_bytes, _READ_SECONDS)
+    with source_at_hand(settings, dataset) as source:
+        taken = sample(source, dataset.max_row_bytes, READ_SECONDS)
     # Numbered anew: those from the middle of a source have no index that is known.
     rows = [msgspec.structs.replace(row, index=number) for number, row in enumerate(taken.rows)]
-    done, packer = Chunk(), Packer()
-    deadline, looked_at = time.monotonic() + _PREPARE_SECONDS, 0
-    while looked_at < len(rows) and time.monotonic() < deadline:
-        chunk = prepare(rows[looked_at : looked_at + _CHUNK_ROWS], dataset, tokenizer, limits, packer)
-        done.samples.extend(chunk.samples)
-        done.rejects.extend(chunk.rejects)
-        looked_at = min(len(rows), looked_at + _CHUNK_ROWS)
+    packer = Packer()
+    done, looked_at = prepared(rows, dataset, tokenizer, limits, packer)
     payloads = [(taken.places[index], packer.unpack(packed)) for index, packed in done.samples]
     first = {reject.reason: reject for reject in reversed(done.rejects)}
     counts = {reason: sum(one.reason == reason for one in done.rejects) for reason in first}
@@ -123,8 +119,23 @@ def dry_run(
     )
 
 
+def prepared(
+    rows: Sequence[Row], dataset: DatasetSettings, tokenizer: Tokenizer, limits: Limits, packer: Packer
+) -> tuple[Chunk, int]:
+    """The first rows made ready, as many as there is time for, and how many these are."""
+    done = Chunk()
+    deadline, looked_at = time.monotonic() + _PREPARE_SECONDS, 0
+    while looked_at < len(rows) and time.monotonic() < deadline:
+        chunk = prepare(rows[looked_at : looked_at + _CHUNK_ROWS], dataset, tokenizer, limits, packer)
+        done.samples.extend(chunk.samples)
+        done.prompts.update(chunk.prompts)
+        done.rejects.extend(chunk.rejects)
+        looked_at = min(len(rows), looked_at + _CHUNK_ROWS)
+    return done, looked_at
+
+
 @contextmanager
-def _source(settings: Settings, dataset: DatasetSettings) -> Iterator[str | Path]:
+def source_at_hand(settings: Settings, dataset: DatasetSettings) -> Iterator[str | Path]:
     """Where the rows are; of standard input that nobody has kept yet, a copy of its first 64 MiB."""
     source = source_of(settings.output, dataset)
     if dataset.path != STANDARD_INPUT or Path(source).exists():
@@ -175,7 +186,7 @@ def lines(found: DryRun) -> Iterator[str]:
     yield f"  looked at  {found.rows:,} rows: {which}"
     yield f"  converted  {found.converted:,}{cut}"
     if found.turns == "all":
-        yield "             (the first turn of each conversation; the prompts of the others wait for the answers before)"
+        yield "             (the first turn of each conversation; the others wait for the answers before them)"
     yield f"  rejected   {', '.join(f'{rows:,} {reason}' for reason, rows in found.rejected.items()) or 'none'}"
     yield from (f"             {one.place}: {one.reason}: {_printable(one.detail)}" for one in found.rejects)
     tokens = ", ".join(f"{name} {value:,}" for name, value in found.prompt_tokens.items()) or "no prompts"

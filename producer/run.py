@@ -1,6 +1,5 @@
 """The whole job on one machine: Redis if it is embedded, control, workers; until every dataset has ended."""
 
-import itertools
 import logging
 import signal
 import sys
@@ -64,13 +63,8 @@ def run(
             _refuse_a_second_run(ledger, settings)
         else:
             forget_messages(ledger.redis)  # of an earlier run, whose processes have ended with it
-        for note in itertools.chain(follow_sources(settings, ledger, datasets), notes(settings, datasets)):
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
-        states, recovered = register(settings, ledger, datasets, facts)
-        for one in datasets:
-            layouts = detected(source_of(settings.output, one), one)
-            said = f"{one.name}: {_said(one.name, states[one.name], recovered)}, {layouts}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+        for line in _begin(settings, ledger, datasets, facts):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         ask_for_a_tick(make_celery("tokenmill", settings))
         children = _children(settings, config)
         interrupted = False
@@ -101,6 +95,18 @@ def run(
             log.warning("Redis did not answer for the last figures: %s", error)
         ledger.close()
         return last, interrupted
+
+
+def _begin(
+    settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
+) -> Iterator[str]:
+    """Register `datasets`; tells in lines what is not as it was, or as the configuration says, and how each goes on."""
+    yield from follow_sources(settings, ledger, datasets)
+    yield from notes(settings, datasets)
+    states, recovered = register(settings, ledger, datasets, facts)
+    for one in datasets:
+        layouts = detected(source_of(settings.output, one), one)
+        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {layouts}"
 
 
 def _stop(children: Sequence[Stoppable], seconds: float) -> None:

@@ -69,10 +69,7 @@ def _dataset(state: DatasetState, eta_seconds: int | None) -> dict[str, Any]:
         "truncated": state.flags.get("truncated", 0),
         "no_think_end": state.flags.get("no_think_end", 0),
         "flags": dict(state.flags),
-        "uncounted": state.uncounted,
-        "uncounted_tokens": state.prompt_tokens * (state.count == "total")
-        + state.completion_tokens
-        - state.spent_tokens,
+        "uncounted_tokens": state.uncounted_tokens,
         "attempts": state.starts,
         "expired_leases": state.expired,
         "tokens_per_second": state.tokens_per_second if state.state in OPEN_STATES else 0.0,

@@ -49,8 +49,9 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def read(self, seconds: float = 0.05) -> None:
-        """Take in what was written until nothing comes for so long."""
-        while select.select([self._master], [], [], seconds)[0]:
+        """Take in what is written until nothing comes for so long, or for ten times that if it never ends."""
+        deadline = time.monotonic() + 10 * seconds
+        while time.monotonic() < deadline and select.select([self._master], [], [], seconds)[0]:
             try:
                 data = os.read(self._master, 65536)
             except OSError:  # the other end is closed
@@ -59,7 +60,7 @@ class Terminal:
                 return
             self.written += data
 
-    def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 60.0) -> None:
         """Read until `condition` holds; AssertionError with what was written if it does not in time."""
         deadline = time.monotonic() + seconds
         while True:

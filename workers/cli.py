@@ -58,27 +58,32 @@ def worker(concurrency: int | None, name: str | None, pid_file: Path | None, con
 
 
 @click.command(context_settings=HELP)
+@click.option("--no-probe", is_flag=True, help="Send no server any work: only ask each what it is.")
 @json_option
 @config_option
-def doctor(as_json: bool, config: Path | None) -> int:
-    """What the servers really are, and what is wrong with them.
+def doctor(as_json: bool, no_probe: bool, config: Path | None) -> int:
+    """What servers, tokenizer and chat template really are, and what is wrong with them.
 
-    Asks each server in [server] urls and sends it no work; warns of what is known to go wrong, and says which servers
-    cannot be used. Leaves with 4 if one of them cannot be reached or used, or the tokenizer does not load.
+    Each check is ok, a warning, or wrong, and says what to do. Every server in [server] urls is asked what it is, and
+    tried with a few prompts: one twice without chance, three questions from end to end. One that has requests waiting
+    is not tried. Leaves with 4 if something is wrong: `run` would refuse to begin.
     """
+    import shutil
+
     import msgspec
 
     from common.errors import UnavailableError
     from common.settings import load_settings
-    from workers.doctor import examine, lines
+    from workers.doctor.examine import examine
+    from workers.doctor.report import lines
 
-    report = examine(load_settings(config))
+    report = examine(load_settings(config), probe=not no_probe)
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
-        for line in lines(report):
+        for line in lines(report, shutil.get_terminal_size().columns):
             click.echo(line)
-    return UnavailableError.exit_code if report.refusals else 0
+    return UnavailableError.exit_code if report.of("wrong") else 0
 
 
 @click.command(hidden=True, context_settings=HELP)

@@ -19,10 +19,13 @@ import redis
 from common.broker import GENERATE_QUEUE, waiting_messages
 from common.errors import ConfigError, RedisUnavailable, ServerRefused, ServerUnavailable
 from common.ledger import Ledger
+from common.logs import about
+from common.run_file import FORCED
 from common.sections import DatasetSettings
 from common.servers import urls_in_use
 from common.settings import Settings
 from workers.commits import Commits
+from workers.doctor.start import is_known, look_at
 from workers.generation import Generation
 from workers.governor import Governor
 from workers.leases import Leases
@@ -32,7 +35,7 @@ from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
 from workers.sglang.client import Sampling, SGLangClient
-from workers.sglang.preflight import read_facts, refuse, refuse_other_model
+from workers.sglang.preflight import ServerFacts, read_facts, refuse, refuse_other_model
 from workers.sglang.server import Server
 from workers.sglang.watch import Patience
 
@@ -196,6 +199,17 @@ class Service:
         server.version, server.takes_aborts = facts.version, facts.takes_aborts
         refuse(facts)
         refuse_other_model(facts, self._model)
+        await self._look_at(facts)
+
+    async def _look_at(self, facts: ServerFacts) -> None:
+        """Check a server that is not like those that the job's start has looked at; raises ServerRefused."""
+        if is_known(facts, self._model.get("servers", ())):
+            return
+        key = self._settings.api_key_of(facts.url)
+        for check in await look_at(facts, key, self._client.http, self._settings, self._model.get("context_length")):
+            if check.state == "wrong" and not self._model.get(FORCED):
+                raise ServerRefused(check.sentence)
+            log.warning("%s", check.sentence, extra=about(server=facts.url))
 
     async def _follow(self) -> None:
         """Take servers that are added to the running job, drain those that are taken from it, notice deafness."""

@@ -130,8 +130,14 @@ class DatasetState:
 
         Without those of records that a gate keeps from counting.
         """
-        spent = self.completion_tokens - self.uncounted_completion_tokens
-        return spent + (self.prompt_tokens - self.uncounted_prompt_tokens if self.count == "total" else 0)
+        tokens = self.completion_tokens + (self.prompt_tokens if self.count == "total" else 0)
+        return tokens - self.uncounted_tokens
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """What would count against the cap, too, if no gate kept it from that."""
+        prompts = self.uncounted_prompt_tokens if self.count == "total" else 0
+        return self.uncounted_completion_tokens + prompts
 
     def percentile(self, share: float) -> int:
         """The answer length that `share` of the answers do not exceed, within 8 %."""

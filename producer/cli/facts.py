@@ -12,25 +12,28 @@ if TYPE_CHECKING:
 
 
 def checked_facts(
-    settings: "Settings", datasets: "Sequence[DatasetSettings]", *, accept_changes: bool
+    settings: "Settings", datasets: "Sequence[DatasetSettings]", *, accept_changes: bool, force: bool = False
 ) -> dict[str, Any]:
-    """What the job is made with; says what may go wrong with servers and template, and which caps cannot be met well.
+    """What the job is made with; says what `doctor` would warn of, and which caps cannot be met well.
 
-    Raises ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
+    With `force` what is wrong is told, and noted among the facts, and the job goes on. Raises UnavailableError,
+    ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
     """
     from common.chat_template import Tokenizer
     from common.reading import READING, packed_for
-    from common.run_file import refuse_changes
+    from common.run_file import FORCED, refuse_changes
     from producer.cli.main import load
     from producer.enqueue import model_facts, small_caps
 
-    servers, warnings = load("workers.sglang.preflight:preflight")(settings.server.urls, settings.api_key_of)
+    # The servers are tried while the tokenizer loads.
+    beginning = load("workers.doctor.start:Beginning")(settings, datasets, force=force)
     tokenizer = Tokenizer(settings.tokenizer)
-    unread = [sentence for dataset in datasets for sentence in tokenizer.unread(dataset)]
-    caps = small_caps(datasets, settings.sampling.max_new_tokens)
-    for sentence in (*warnings, *tokenizer.warnings, *unread, *caps):
+    facts = model_facts(settings, datasets, beginning.servers, tokenizer)
+    report = beginning.report(tokenizer)
+    for sentence in (*beginning.warnings(report), *small_caps(datasets, settings.sampling.max_new_tokens)):
         click.echo(f"warning: {sentence}", err=True)
-    facts = model_facts(settings, datasets, servers, tokenizer)
+    if wrong := load("workers.doctor.start:forced")(report):
+        facts[FORCED] = wrong
     if not accept_changes:
         refuse_changes(settings.output, facts)
     return facts | {READING: packed_for(settings.output, facts, tokenizer)}

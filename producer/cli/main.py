@@ -34,6 +34,7 @@ _COMMANDS = {
     "recover": ("producer.cli.files:recover", "Build the ledger anew from the segments."),
     "export": ("producer.cli.export:export", "Training files with loss masks."),
     "report": ("producer.cli.report:report", "One HTML page on what was asked and what came."),
+    "audit": ("producer.cli.audit:audit", "What is wrong with data made by anyone, and why."),
     "simulate": ("workers.sglang.simulator.cli:simulate", "A simulated SGLang server."),
 }
 # Started by other commands; not for people.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from common.options import HELP, accept_option, config_option, json_option
+from common.options import HELP, accept_option, config_option, force_option, json_option
 
 
 @click.command(context_settings=HELP)
@@ -17,6 +17,7 @@ from common.options import HELP, accept_option, config_option, json_option
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be sent, and send nothing; needs no Redis.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: one JSON object on standard output.")
 @accept_option
+@force_option
 @config_option
 def enqueue(
     datasets: tuple[str, ...],
@@ -26,6 +27,7 @@ def enqueue(
     as_json: bool,
     config: Path | None,
     accept_changes: bool,
+    force: bool,
 ) -> int:
     """Register DATASETS (all that are configured, if none is named) and start feeding them.
 
@@ -61,7 +63,7 @@ def enqueue(
     if not accept_changes:
         refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
-    facts = checked_facts(settings, chosen, accept_changes=accept_changes)
+    facts = checked_facts(settings, chosen, accept_changes=accept_changes, force=force)
     for note in itertools.chain(follow_sources(settings, ledger, chosen), notes(settings, chosen)):
         click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)

@@ -186,11 +186,11 @@ def headline(seen: Mapping[str, Any], rates: Sequence[float], width: int, look: 
     """All datasets in one line, and how many tokens a second there were of late."""
     totals = seen["totals"]
     opened = sum(dataset["state"] in {"open", "closing"} for dataset in seen["datasets"])
-    tokens = short(totals["spent_tokens"])
+    tokens = f"{short(totals['spent_tokens'])} tokens"
     if totals["cap_tokens"]:
-        tokens += f" of {short(totals['cap_tokens'])} ({share(totals['spent_tokens'], totals['cap_tokens'])})"
-    left = f" {tokens} tokens {look.dot} {totals['tokens_per_second']:,.0f} tok/s "
-    right = f" {opened} of {len(seen['datasets'])} open {look.dot} ends in {duration(totals['eta_seconds'])}"
+        tokens = f"{share(totals['spent_tokens'], totals['cap_tokens'])} of {short(totals['cap_tokens'])} tokens"
+    left = f" {tokens} {look.dot} {totals['tokens_per_second']:,.0f} tok/s "
+    right = f" {opened}/{len(seen['datasets'])} open {look.dot} {duration(totals['eta_seconds'])} left"
     room = width - len("tokenmill") - len(left) - len(right)
     return [("tokenmill", "head"), (left, ""), (sparkline(rates, max(0, room), look), "good"), (right, "")]
 

@@ -53,7 +53,25 @@ class Lost(Message):
 
 
 class BoardWidget(LinesWidget):
-    """The whole screen."""
+    """The whole screen. The keys are its own, so that a window above it has others."""
+
+    can_focus = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "app.quit"),
+        ("p", "app.pause"),
+        ("r", "app.resume"),
+        ("c", "app.cap"),
+        ("d", "app.drain"),
+        ("enter", "app.sample"),
+        ("tab", "app.pane(1)"),
+        ("shift+tab", "app.pane(-1)"),
+        ("up,k", "app.move(-1)"),
+        ("down,j", "app.move(1)"),
+        ("pageup", "app.move(-10)"),
+        ("pagedown", "app.move(10)"),
+        ("home", "app.move(-1000000)"),
+        ("end", "app.move(1000000)"),
+    ]
 
     def __init__(self, board: Board) -> None:
         super().__init__()
@@ -67,23 +85,7 @@ class Top(App[None]):
     """Shows snapshots, and carries out what the keys ask."""
 
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("q", "quit"),
-        ("ctrl+c", "quit"),
-        ("p", "pause"),
-        ("r", "resume"),
-        ("c", "cap"),
-        ("d", "drain"),
-        ("enter", "sample"),
-        ("tab", "pane(1)"),
-        ("shift+tab", "pane(-1)"),
-        ("up,k", "move(-1)"),
-        ("down,j", "move(1)"),
-        ("pageup", "move(-10)"),
-        ("pagedown", "move(10)"),
-        ("home", "move(-1000000)"),
-        ("end", "move(1000000)"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("ctrl+c", "quit")]
 
     def __init__(self, settings: Settings, ledger: Ledger, look: Look) -> None:
         """`ledger` is the watcher's own from now on."""

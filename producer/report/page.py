@@ -65,6 +65,7 @@ def _sum(datasets: Sequence[Came]) -> Came:
     total.at = np.concatenate([one.at for one in datasets])
     total.prompt_tokens = np.concatenate([one.prompt_tokens for one in datasets])
     total.completion_tokens = np.concatenate([one.completion_tokens for one in datasets])
+    total.counts = np.concatenate([one.counts for one in datasets])
     for one in datasets:
         total.flags.update(one.flags)
         total.rejects.update(one.rejects)

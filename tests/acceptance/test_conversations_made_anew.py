@@ -32,6 +32,7 @@ def test_every_turn_is_made_once_and_a_second_run_makes_none(tmp_path: Path, sim
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(talk(name, turns)) + "\n" for name, turns in TURNS.items()))
     (tmp_path / "tokenmill.toml").write_text(
         f'output = "out"\nredis = "embedded"\n[server]\nurls = ["{server}"]\n'
+        '[gates]\naction = "none"\n'
         f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 200\n'
         '[[datasets]]\nname = "A"\npath = "a.jsonl"\nturns = "all"\n'
     )

@@ -54,6 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, simulate: Simulate) -> Run:
     )
     (folder / "tokenmill.toml").write_text(
         f'output = "out"\n[server]\nurls = ["{simulate(*KIMI, *PACE)}"]\n[tokenizer]\npath = "{TOKENIZER}"\n'
+        '[gates]\naction = "none"\n'
         "[sampling]\nmax_new_tokens = 600\n"
         f'[[datasets]]\nname = "gsm8k"\npath = "{GSM8K}"\ncolumns.prompt = "question"\n'
         '[[datasets]]\nname = "torchspec"\npath = "torchspec.jsonl"\n'

@@ -32,6 +32,7 @@ class Site:
             (folder / f"{name}.jsonl").write_text("\n".join(lines))
         (folder / "tokenmill.toml").write_text(
             f'output = "out"\nredis = "{redis_url}"\n[server]\nurls = ["{server}"]\n'
+            '[gates]\naction = "none"\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 128\n'
             "[worker]\nconcurrency = 8\n"
             '[[datasets]]\nname = "A"\npath = "A.jsonl"\ncap_tokens = 2000\n'

@@ -20,6 +20,7 @@ def test_a_job_with_a_misspelt_argument_and_long_prompts(tmp_path: Path, simulat
     (tmp_path / "tokenmill.toml").write_text(
         f'output = "out"\n[server]\nurls = ["{url}"]\n[tokenizer]\npath = "{REPO / "examples" / "tokenizer"}"\n'
         "chat_template_kwargs = { enable_thinking = false }\n"
+        '[gates]\naction = "none"\n'
         f'[sampling]\nmax_new_tokens = {MAX_NEW_TOKENS}\nfit = "cut"\n'
         '[[datasets]]\nname = "A"\npath = "a.jsonl"\n'
     )

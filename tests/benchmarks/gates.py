@@ -71,7 +71,7 @@ def answers(draw: random.Random, model: Model) -> tuple[int, int]:
 
 
 def job(seed: int, before: Model, after: Model, change_at: int, total: int) -> Iterator[tuple[int, Closed | None]]:
-    """At every look the answers so far of the other model, which begins with start `change_at`, and a gate that closes."""
+    """At every look the answers so far of the other model, whose first start is `change_at`, and a gate that closes."""
     draw, gates = random.Random(seed), GatesSettings()
     flying: list[tuple[float, int, float, int, int, float]] = []  # end, index, start, tokens, flags, clock's error
     ring: list[tuple[int, float, int, float, int]] = []
@@ -108,7 +108,8 @@ def main() -> None:
         alarms = [one for seed in seeds if (one := first(seed, model, model, 0, asked.answers))]
         print(f"{name:8} clean: {len(alarms)} alarms in {asked.seeds} runs of {asked.answers:,} answers", alarms[:3])
         for fault, change in FAULTS.items():
-            for begins, total in ((0, 1000), (1200, 2400)):
+            # Other lengths are no fault of a job that begins with them.
+            for begins, total in ((1200, 2400),) if "times" in fault else ((0, 1000), (1200, 2400)):
                 found = [first(seed, model, change(model), begins, total) for seed in seeds]
                 caught = [one for one in found if one]
                 gates = ", ".join(sorted({closed.gate for _, closed in caught}))

@@ -76,7 +76,7 @@ def _second(ledger: Ledger, terminal: Terminal, tick: int, size: tuple[int, int,
     deadline = time.monotonic() + 1
     move(ledger, tick, *size)
     while (left := deadline - time.monotonic()) > 0:
-        terminal.read(left)
+        terminal.read(left / 10)
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ class Job:
         self.config.write_text(
             f'output = "out"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
+            '[gates]\naction = "none"\n'
             f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = {allowed_failures}\n"
             f'[[datasets]]\nname = "{DATASET}"\npath = "rows.jsonl"\n{cap}\n'
         )

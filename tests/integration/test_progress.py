@@ -145,11 +145,13 @@ def test_in_a_real_terminal_the_bars_follow_its_size(tmp_path: Path, valkey: str
     kept = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
     terminal = Terminal([sys.executable, "-c", CHILD, valkey], tmp_path, kept | {"TERM": "xterm"}, 100, 30)
     try:
-        terminal.wait_for("the bars are there", lambda: "flight" in terminal.text())
-        terminal.resize(55, 20)
+        terminal.wait_for("the bars are there", lambda: re.search("samples +flight", terminal.text()))
+        terminal.resize(45, 20)
         at = len(terminal.written)
-        narrow = lambda: "flight" not in terminal.text(since=len(terminal.written) - 800)  # noqa: E731
-        terminal.wait_for("they are narrower", lambda: len(terminal.written) > at + 2000 and narrow())
+        terminal.wait_for(
+            "they are narrower",
+            lambda: len(terminal.written) > at + 4000 and not re.search("samples +flight", terminal.text(at + 2000)),
+        )
         ledger.redis.flushall()
         assert terminal.end() == 0
         last = terminal.text(since=len(terminal.written) - 400)

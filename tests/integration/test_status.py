@@ -35,6 +35,7 @@ DATASET: dict[str, Any] = {
     "max_tokens": int,
     "truncated": int,
     "flags": dict,
+    "uncounted_tokens": int,
     "tokens_per_second": NUMBER,
     "eta_seconds": (int, type(None)),
     # And what this version tells beyond the contract.
@@ -125,6 +126,7 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "truncated": 1,
         "no_think_end": 0,
         "flags": {"truncated": 1},
+        "uncounted_tokens": 0,
         "stopped": {},
         "attempts": 10,
         "expired_leases": 0,

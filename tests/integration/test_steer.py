@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -179,7 +179,7 @@ def test_a_cap_that_is_not_what_was_seen_is_left_alone(settings: Settings, ledge
 
 def test_cancel_withdraws_what_is_queued_and_counts_what_is_in_flight(settings: Settings, ledger: Ledger) -> None:
     spend(ledger, "A", 40)
-    attempt = ledger.redis.getrange("tokenmill:d:A:attempts", 6, 11)
+    attempt = int.from_bytes(cast("bytes", ledger.redis.getrange("tokenmill:d:A:attempts", 6, 11)))
     assert steer.cancel(settings, ledger, "A") == (
         "A: cancelled with 1 records, which stay; 1 queued samples were withdrawn, 1 answers in flight end and count"
     )
@@ -187,11 +187,12 @@ def test_cancel_withdraws_what_is_queued_and_counts_what_is_in_flight(settings: 
     assert (state.state, state.queued, state.in_flight) == ("cancelled", 0, 1)
     assert ledger.redis.hkeys("tokenmill:d:A:payloads") == [b"1"]
     assert ledger.claim("A", "w1@h", 60, [2])[1] == {2: "unknown"}
-    assert ledger.settle("A", [Settled(1, int.from_bytes(attempt), 1, 7, 0, ())]) == [True]
+    assert ledger.settle("A", [Settled(1, attempt, 1, 7, 0, ())]) == [True]
     assert (ledger.snapshot("A").spent_tokens, ledger.snapshot("A").in_flight) == (47, 0)
-    for act in (lambda: steer.set_cap(settings, ledger, "A", 99), lambda: steer.set_weight(settings, ledger, "A", 2)):
-        with pytest.raises(UsageError, match=r"A is cancelled \(cancelled by .*\); that is final"):
-            act()
+    with pytest.raises(UsageError, match=r"A is cancelled \(cancelled by .*\); that is final"):
+        steer.set_cap(settings, ledger, "A", 99)
+    with pytest.raises(UsageError, match=r"A is cancelled \(cancelled by .*\); that is final"):
+        steer.set_weight(settings, ledger, "A", 2)
     assert "it was cancelled already" in steer.cancel(settings, ledger, "A")
     assert begin(settings, ledger)["A"] == "known"
     assert ledger.snapshot("A").state == "cancelled"

@@ -77,7 +77,7 @@ def test_everything_stands_on_the_screen(settings: Settings, ledger: Ledger, siz
             assert len(found) == size[1]
             assert {len(row) for row in found} == {size[0]}
             assert found[0].startswith("tokenmill ")
-            assert "3 of 3 open" in found[0]
+            assert " 3/3 open " in found[0]
             head, first, *_ = found[1:]
             wanted = {"dataset", "state", "of", "cap", "tok/s", "eta", "trunc", "no</th>", "rej", "fail"}
             assert wanted <= set(head.split())

@@ -69,7 +69,7 @@ odd_conversations = st.fixed_dictionaries(
 )
 sources = st.builds(
     dataset,
-    format=st.sampled_from(["auto", "auto", "auto", "text", *(layout.name for layout in LAYOUTS)]),
+    format=st.sampled_from(["auto", "auto", "auto", *(layout.name for layout in LAYOUTS)]),
     turns=st.sampled_from(["last", "first"]),
     drop_media=st.booleans(),
     system=st.none() | st.just("s"),

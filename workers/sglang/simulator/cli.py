@@ -78,6 +78,13 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
     help="Stand behind a router (sgl-model-gateway): no /abort_request, /health knows nothing, fields are dropped, and "
     "when the server dies the router goes on and answers 503.",
 )
+@click.option(
+    "--says",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Say this in /server_info in place of its own, as in kv_cache_dtype=fp8_e5m2. Repeatable.",
+)
+@_setting("tokenizer", "A folder with a tokenizer.json, to read the texts of /tokenize; without it there is no such.")
 @click.option("--allow-auto-truncate", is_flag=True, help="Cut prompts that are too long, without a word.")
 @click.option(
     "--fault",

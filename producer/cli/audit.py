@@ -1,0 +1,132 @@
+"""`audit` and `reconstruct`: data made by anyone."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from common.options import HELP, Decorator, config_option, json_option
+
+if TYPE_CHECKING:
+    from common.chat_template import Tokenizer
+
+tokenizer_option: Decorator = click.option(
+    "--tokenizer",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The model's own folder; by default that of the configuration, if there is one.",
+)
+trust_option: Decorator = click.option(
+    "--trust-remote-code", is_flag=True, help="The tokenizer in DIR is Python code, and may be run."
+)
+
+
+@click.command(context_settings=HELP, short_help="What is wrong with data made by anyone, and why.")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
+@tokenizer_option
+@trust_option
+@click.option(
+    "--sample",
+    "sample_rows",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Rows to tokenize, chosen evenly from all; everything else is checked on every row.",
+)
+@json_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write the report as one HTML page, too; it needs no network.",
+)
+@config_option
+def audit(
+    sources: tuple[str, ...],
+    folder: Path | None,
+    trust_remote_code: bool,
+    sample_rows: int,
+    as_json: bool,
+    output: Path | None,
+    config: Path | None,
+) -> int:
+    """Look through data made by anyone, and say what is wrong with it, why, and what to do.
+
+    FILE is a file, a folder, a pattern, a URL, or - for standard input (which is copied to a temporary file first):
+    JSON lines, a JSON array, CSV, Parquet or Arrow, plain or .gz or .zst. Rows may be answer objects of OpenAI's API
+    (also batch output), of SGLang's /generate, flat rows with content, reasoning and usage, conversations (ShareGPT,
+    messages), ids with a loss mask (SpecForge, speculators, `tokenmill export`), and tokenmill's own segments.
+
+    It finds reasoning that is missing, tokens that usage claims and the text has not, answers that were cut (also
+    where no finish_reason says so), rows that were dropped, duplicates, control tokens and think marks in the wrong
+    place, damaged characters, turns out of order, and lines that cannot be read. docs/audit.md lists all checks.
+
+    Files may be larger than memory: a row takes 32 bytes, and half as much again at the end. Leaves with code 3 if
+    something is wrong; warnings and notes leave with 0.
+    """
+    import msgspec
+
+    from producer.audit.audit import audit as look
+    from producer.audit.show import lines, page
+    from producer.audit.sources import STANDARD_INPUT, sources_of, spooled
+
+    tokenizer = _tokenizer(folder, config, trust_remote_code=trust_remote_code)
+    audits = []
+    with ExitStack() as stack:
+        for named in sources:
+            if named == STANDARD_INPUT:
+                path = stack.enter_context(spooled(sys.stdin.buffer))
+                audits.append(msgspec.structs.replace(_look(look, str(path), tokenizer, sample_rows), source="-"))
+            else:
+                audits += [_look(look, one, tokenizer, sample_rows) for one in sources_of(named)]
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode({"sources": audits}) + b"\n")
+    else:
+        click.echo("\n\n".join("\n".join(lines(one)) for one in audits))
+    if output is not None:
+        from common.durable import replace_file
+
+        replace_file(output.absolute(), [page(audits).encode("utf-8", "replace")])
+        click.echo(str(output), err=True)
+    return 3 if any(one.wrong for one in audits) else 0
+
+
+def _look(look: Any, source: str, tokenizer: "Tokenizer | None", sample_rows: int) -> Any:
+    """The audit of one source; a file that is not there is told in a sentence."""
+    from common.errors import DataError
+
+    try:
+        return look(source, tokenizer, sample_rows=sample_rows)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
+
+
+def _tokenizer(folder: Path | None, config: Path | None, *, trust_remote_code: bool) -> "Tokenizer | None":
+    """The one that is named, else that of the configuration, if there is one."""
+    from common.errors import ConfigError, TokenizerUnavailable
+    from common.sections import TokenizerSettings
+    from common.settings import config_path, load_settings
+
+    if folder is None and config is None and not config_path(None).exists():
+        return None
+    from common.chat_template import Tokenizer
+
+    try:
+        tokenizer = Tokenizer(
+            TokenizerSettings(path=folder, trust_remote_code=trust_remote_code)
+            if folder is not None
+            else load_settings(config).tokenizer
+        )
+    except (ConfigError, TokenizerUnavailable) as error:
+        if folder is not None or config is not None:
+            raise
+        click.echo(f"warning: {error}; tokens in the text are not checked", err=True)  # nobody has asked for it
+        return None
+    for sentence in tokenizer.warnings:
+        click.echo(f"warning: {sentence}", err=True)
+    return tokenizer

@@ -1,0 +1,169 @@
+"""What the source of a dataset holds: how many rows, and how long its prompts are, in bounded time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from common.chat_template import Tokenizer
+from common.payload import Packer, Payload
+from common.sections import DatasetSettings
+from common.settings import Settings
+from common.turns import TURNS
+from producer.datasets import parquet
+from producer.datasets.compressed import Text
+from producer.datasets.containers import rows_of
+from producer.datasets.cursor import Cursor, Row
+from producer.datasets.kinds import kind_of
+from producer.datasets.layouts.cuts import answered_turns
+from producer.datasets.places import size_of
+from producer.datasets.rows import BadRow, convert
+from producer.datasets.sample import FIRST_ROWS, ROWS_AT_A_PLACE, sample
+from producer.datasets.shards import files_of
+from producer.dry_run import READ_SECONDS, prepared, source_at_hand
+from producer.prepare import Limits
+
+# Of one dataset. A file of JSON lines that is counted to its end is read at some 0.5 GB/s.
+COUNT_SECONDS = 5.0
+_ROWS_A_LOOK = 256
+
+How = Literal["counted", "estimated", "at least"]
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """How many rows a source has, and how that is known: at least so many of a large compressed file."""
+
+    count: int
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was seen of a source. `prompts` are of rows from all over it, unless it can only be read from its start.
+
+    looked_at, rejected: rows. spread: whether they are all rows, or from all over. mean_prompt_tokens: of the samples.
+    samples_a_row: 1, or with turns = "all" how many answers a conversation asks for. id_bytes: of one id in JSON.
+    """
+
+    rows: Rows
+    looked_at: int
+    rejected: int
+    spread: bool
+    prompts: list[Payload]
+    mean_prompt_tokens: float
+    samples_a_row: float
+    id_bytes: float
+    fault: str
+
+
+def look(
+    settings: Settings,
+    dataset: DatasetSettings,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    context_length: int | None,
+    count_seconds: float = COUNT_SECONDS,
+) -> Source:
+    """Count the rows of `dataset`, and render and encode some. Raises OSError, DataError if no row can be read."""
+    sampling = settings.sampling_of(dataset)
+    limits = Limits(vocab_size, context_length, sampling.max_new_tokens, sampling.fit)
+    with source_at_hand(settings, dataset) as source:
+        taken = sample(source, dataset.max_row_bytes, READ_SECONDS)
+        places = len(taken.rows) > FIRST_ROWS
+        rows = _evenly(taken.rows) if places else taken.rows
+        row_bytes = sum(row.size + 1 for row in rows) / len(rows) if rows else 1.0
+        if taken.all:
+            counted = Rows(len(taken.rows), "counted")
+        else:
+            counted = count_rows(source, dataset.max_row_bytes, row_bytes, count_seconds)
+    if dataset.limit is not None and counted.count >= dataset.limit:
+        counted = Rows(dataset.limit, "counted")
+    rows = [msgspec.structs.replace(row, index=number) for number, row in enumerate(rows)]
+    packer = Packer()
+    done, looked_at = prepared(rows, dataset, tokenizer, limits, packer)
+    prompts = [packer.unpack(packed) for _, packed in done.samples]
+    mean, samples_a_row = _mean([prompt.prompt_tokens for prompt in prompts]), 1.0
+    if dataset.turns == "all":
+        # A prompt grows with each turn, about evenly: from the first to the last, both of which the row has.
+        last, _ = prepared(rows, dataset.model_copy(update={"turns": "last"}), tokenizer, limits, packer)
+        mean = (mean + max(mean, _mean(list(last.prompts.values())))) / 2
+        samples_a_row = _mean([_turns(row, dataset) for row in rows[:looked_at]]) or 1.0
+    ids = sum(prompt.prompt_tokens for prompt in prompts)
+    return Source(
+        rows=counted,
+        looked_at=looked_at,
+        rejected=len(done.rejects),
+        spread=taken.all or places,
+        prompts=prompts,
+        mean_prompt_tokens=mean,
+        samples_a_row=samples_a_row,
+        id_bytes=sum(len(prompt.input_ids) for prompt in prompts) / ids if ids else 6.0,
+        fault=taken.fault,
+    )
+
+
+def _evenly(rows: Sequence[Row]) -> list[Row]:
+    """As many of the first rows as of each other place, so that none counts for more."""
+    return [*rows[: FIRST_ROWS : FIRST_ROWS // ROWS_AT_A_PLACE], *rows[FIRST_ROWS:]]
+
+
+def _turns(row: Row, dataset: DatasetSettings) -> int:
+    """How many answers a row asks for; a bad one asks for one, which is rejected."""
+    try:
+        prompt = convert(row.value, dataset, whole=True)
+    except BadRow:
+        return 1
+    return 1 if prompt.input_ids is not None else min(TURNS, len(answered_turns(list(prompt.messages))))
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def count_rows(source: str | Path, max_row_bytes: int, row_bytes: float, seconds: float) -> Rows:
+    """The rows of a source, by Parquet's footers or by reading on for `seconds`; what is left then is estimated.
+
+    That is by its size, at `row_bytes` a row (the mean of rows from all over it); of a compressed file by those that
+    were counted to their end, and if there are none only the rows that were read are told. Raises OSError, DataError.
+    """
+    deadline = time.monotonic() + seconds
+    rows = packed_rows = packed_bytes = packed_left = 0
+    plain_left, unknown = 0.0, 0
+    for where in files_of(source):
+        kind = kind_of(where)
+        if kind.layout == "parquet":
+            rows += parquet.count(where)
+            continue
+        counted, read_bytes, ended = _read(where, max_row_bytes, deadline)
+        if ended:
+            rows += counted
+            if kind.compression:
+                packed_rows, packed_bytes = packed_rows + counted, packed_bytes + size_of(where)
+        elif kind.compression:
+            packed_left, unknown = packed_left + size_of(where), unknown + counted
+        else:
+            rows += counted
+            plain_left += max(0.0, size_of(where) - read_bytes)
+    estimated = rows + round(plain_left / max(1.0, row_bytes))
+    if packed_left and not packed_rows:
+        return Rows(estimated + unknown, "at least")
+    if packed_left:
+        estimated += round(packed_left * packed_rows / packed_bytes)
+    return Rows(estimated, "estimated" if packed_left or plain_left else "counted")
+
+
+def _read(where: str, max_row_bytes: int, deadline: float) -> tuple[int, int, bool]:
+    """The rows and bytes up to the deadline, and whether the file ended before it."""
+    kind = kind_of(where)
+    count = size = 0
+    if time.monotonic() > deadline:
+        return 0, 0, False
+    for row in rows_of(Text(where, kind.compression), kind.layout, Cursor(), max_row_bytes):
+        count += 1
+        size = size + row.size if kind.columnar else row.after.offset
+        if not count % _ROWS_A_LOOK and time.monotonic() > deadline:
+            return count, size, False
+    return count, size, True
