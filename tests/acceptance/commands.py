@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import PATIENCE_SECONDS
+
 # -P, as the console script: what lies in the current folder is not ours.
 TOKENMILL = (sys.executable, "-P", "-m", "producer.cli.main")
 EXAMPLE_IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
@@ -26,6 +28,6 @@ def tokenmill(*arguments: str | Path, folder: Path, **more: str) -> subprocess.C
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=2 * PATIENCE_SECONDS,
         check=False,
     )
