@@ -180,7 +180,7 @@ class DatasetSettings(Section):
     max_row_bytes: Positive = 64 * 1024 * 1024  # a longer row is rejected
     format: Format = "auto"  # the layout of its rows; by default each row is read by its own shape
     columns: ColumnSettings = ColumnSettings()  # where the rows have columns of other names
-    # up to which user or tool turn a conversation is the prompt; all: every answer in it is made anew, one after another
+    # up to which user or tool turn a conversation is the prompt; all: every answer in it is made anew, in order
     turns: Literal["last", "first", "all"] = "last"
     system: str | None = None  # the system prompt of the rows that have none
     chat_template_kwargs: dict[str, Any] = {}  # over those of [tokenizer]

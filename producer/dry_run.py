@@ -35,6 +35,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PERCENTILES = (50, 90, 99)
 # Of standard input: it may never end.
 _INPUT_BYTES, _PIECE_BYTES = 64 * 1024 * 1024, 1024 * 1024
+_CUT_COPY = ".standard-input-head"
 
 
 class ShownPrompt(msgspec.Struct, frozen=True):
@@ -141,11 +142,16 @@ def source_at_hand(settings: Settings, dataset: DatasetSettings) -> Iterator[str
     if dataset.path != STANDARD_INPUT or Path(source).exists():
         yield source
         return
-    with NamedTemporaryFile() as copy:
+    with NamedTemporaryFile(suffix=_CUT_COPY) as copy:
         while copy.tell() < _INPUT_BYTES and (piece := sys.stdin.buffer.read(_PIECE_BYTES)):
             copy.write(piece)
         copy.flush()
         yield copy.name
+
+
+def is_cut(source: str | Path) -> bool:
+    """Whether this is a copy of standard input that is not whole."""
+    return str(source).endswith(_CUT_COPY) and Path(source).stat().st_size >= _INPUT_BYTES
 
 
 def _spread(count: int) -> list[int]:

@@ -1,4 +1,8 @@
-"""Real parts for every test that needs them: a Valkey of its own, an output folder, a wait with a deadline."""
+"""Real parts for every test that needs them: a Valkey of its own, an output folder, a wait with a deadline.
+
+A deadline is there for what will never come. It is long, as a busy machine takes its time, and costs nothing where what
+is waited for comes.
+"""
 
 import os
 import time
@@ -7,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from common.ledger import Ledger
 from producer.embedded import EmbeddedRedis
@@ -15,6 +20,11 @@ REPO = Path(__file__).parents[1]
 SHARED = REPO.parent / "shared"
 # Jobs that run side by side would want one port. For the processes that the tests start, too.
 os.environ["TOKENMILL_CONTROL__METRICS"] = ""
+PATIENCE_SECONDS = 180.0
+
+# By itself hypothesis fails what takes longer than 200 ms once, and what is slow to make its examples.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +46,7 @@ def ledger(valkey: str) -> Iterator[Ledger]:
     ledger.close()
 
 
-def wait_until(what: str, condition: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Poll until `condition` is true; fail with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

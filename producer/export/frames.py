@@ -28,6 +28,7 @@ _PATHS = (
 _TOOL_NAME = "zq_tool"
 _CALL_ID = "zqcall{:03d}"  # nine letters and digits, since Mistral's templates take no other
 _ARGUMENT = "zq arguments {}"
+_LONG = 8
 _FIRST = 0x100000  # of plane 16, as for control tokens in a conversation (common/control_tokens.py)
 _WORD = f"[^\n\r{chr(_FIRST)}-{chr(0x10FFFF)}]*?"
 
@@ -247,8 +248,16 @@ class Frames:
         return {blank for blank in blanks if any(mark in blank for mark in self.marks.thinks)}
 
     def _add(self, before: Kind, kind: Kind, between: str) -> None:
-        """A text that holds no control token is no sign of another turn: a user may have written it."""
-        if not (self.marks.has_mark(between) or "tools" in {before, kind} or (before, kind) == ("tool", "tool")):
+        """A text that holds no control token is no sign of another turn, since a user may have written it.
+
+        It is one at the start, around declared tools, and behind results of tools if it is long.
+        """
+        if not (
+            self.marks.has_mark(between)
+            or before == "start"
+            or "tools" in {before, kind}
+            or (before == "tool" and len(between) >= _LONG)
+        ):
             return
         # A result's id may stand in front of it, or behind.
         own = re.findall(r"zqcall\d{3}", between)
@@ -263,8 +272,7 @@ class Frames:
                 parts.append(re.escape(piece))
                 size += len(piece)
         pattern = "".join(parts)
-        if pattern:
-            self._ways.setdefault(before, {}).setdefault(pattern, Way(kind, pattern, size))
+        self._ways.setdefault(before, {}).setdefault(pattern, Way(kind, pattern, size))
 
 
 def _pattern(ways: list[Way]) -> tuple[list[Way], re.Pattern[str]]:

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from common.chat_template import Tokenizer
+from common.errors import DataError
 from common.payload import Packer, Payload
 from common.sections import DatasetSettings
 from common.settings import Settings
@@ -23,7 +24,7 @@ from producer.datasets.places import size_of
 from producer.datasets.rows import BadRow, convert
 from producer.datasets.sample import FIRST_ROWS, ROWS_AT_A_PLACE, sample
 from producer.datasets.shards import files_of
-from producer.dry_run import READ_SECONDS, prepared, source_at_hand
+from producer.dry_run import READ_SECONDS, is_cut, prepared, source_at_hand
 from producer.prepare import Limits
 
 # Of one dataset. A file of JSON lines that is counted to its end is read at some 0.5 GB/s.
@@ -79,6 +80,8 @@ def look(
             counted = Rows(len(taken.rows), "counted")
         else:
             counted = count_rows(source, dataset.max_row_bytes, row_bytes, count_seconds)
+        if counted.how == "counted" and is_cut(source):
+            counted = Rows(counted.count, "at least")
     if dataset.limit is not None and counted.count >= dataset.limit:
         counted = Rows(dataset.limit, "counted")
     rows = [msgspec.structs.replace(row, index=number) for number, row in enumerate(rows)]
@@ -138,6 +141,8 @@ def count_rows(source: str | Path, max_row_bytes: int, row_bytes: float, seconds
             rows += parquet.count(where)
             continue
         counted, read_bytes, ended = _read(where, max_row_bytes, deadline)
+        if ended is None:  # nobody reads on behind a damaged place
+            return Rows(rows + counted, "at least")
         if ended:
             rows += counted
             if kind.compression:
@@ -155,15 +160,18 @@ def count_rows(source: str | Path, max_row_bytes: int, row_bytes: float, seconds
     return Rows(estimated, "estimated" if packed_left or plain_left else "counted")
 
 
-def _read(where: str, max_row_bytes: int, deadline: float) -> tuple[int, int, bool]:
-    """The rows and bytes up to the deadline, and whether the file ended before it."""
+def _read(where: str, max_row_bytes: int, deadline: float) -> tuple[int, int, bool | None]:
+    """The rows and bytes up to the deadline, and whether the file ended before it; None: it is damaged there."""
     kind = kind_of(where)
     count = size = 0
     if time.monotonic() > deadline:
         return 0, 0, False
-    for row in rows_of(Text(where, kind.compression), kind.layout, Cursor(), max_row_bytes):
-        count += 1
-        size = size + row.size if kind.columnar else row.after.offset
-        if not count % _ROWS_A_LOOK and time.monotonic() > deadline:
-            return count, size, False
+    try:
+        for row in rows_of(Text(where, kind.compression), kind.layout, Cursor(), max_row_bytes):
+            count += 1
+            size = size + row.size if kind.columnar else row.after.offset
+            if not count % _ROWS_A_LOOK and time.monotonic() > deadline:
+                return count, size, False
+    except DataError:
+        return count, size, None
     return count, size, True

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conftest import PATIENCE_SECONDS
+
 # -P, as the console script: what lies in the current folder is not ours.
 TOKENMILL = (sys.executable, "-P", "-m", "producer.cli.main")
 EXAMPLE_IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "--think-end-token-id", "4093")
@@ -29,6 +31,6 @@ def tokenmill(
         input=piped,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=2 * PATIENCE_SECONDS,
         check=False,
     )

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.acceptance.commands import TOKENMILL, environment
-from tests.conftest import wait_until
+from tests.conftest import PATIENCE_SECONDS, wait_until
 
 Simulate = Callable[..., str]
 
@@ -26,11 +26,11 @@ def simulate() -> Iterator[Simulate]:
             with (folder / "server.log").open("ab") as log:
                 servers.append(subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log))
             ready = lambda: port_file.exists() or servers[-1].poll() is not None  # noqa: E731
-            wait_until(f"the server with {options} has started", ready, 60)
+            wait_until(f"the server with {options} has started", ready)
             assert port_file.exists(), (folder / "server.log").read_text()
             return f"http://127.0.0.1:{port_file.read_text().strip()}"
 
         yield start
         for server in servers:
             server.terminate()
-            server.wait(30)
+            server.wait(PATIENCE_SECONDS)

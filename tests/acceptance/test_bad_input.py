@@ -315,7 +315,7 @@ def test_an_output_that_cannot_be_made(bad: Bad, server: str) -> None:
 # Rows
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_bad_rows_are_rejects_and_cost_nothing_else(bad: Bad, server: str) -> None:
     rows = [
         {"input_ids": [5, 6]},

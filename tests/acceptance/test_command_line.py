@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from producer.cli.main import cli
 from tests.acceptance.commands import TOKENMILL, environment, tokenmill
-from tests.conftest import REPO, SHARED
+from tests.conftest import PATIENCE_SECONDS, REPO, SHARED
 
 COMMANDS = [
     "demo",
@@ -174,7 +174,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None
     assert process.stderr is not None
     with process.stderr:
         said = process.stderr.read()
-    assert (process.wait(60), said) == (1, "")
+    assert (process.wait(PATIENCE_SECONDS), said) == (1, "")
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:

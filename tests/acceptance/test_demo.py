@@ -14,7 +14,7 @@ from tests.acceptance.commands import tokenmill
 DATASETS = ("chat", "code", "tools")
 CAPS = {"chat": 40_000, "code": 25_000, "tools": 25_000}
 # One demo serves all tests of this module; the first of them waits for it.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 
-from tests.conftest import REPO, wait_until
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
 from tests.faults.apart import Apart
-from tests.faults.harness import PATIENCE_SECONDS, TOKENMILL, Simulator
+from tests.faults.harness import TOKENMILL, Simulator
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not here")

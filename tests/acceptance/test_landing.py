@@ -13,7 +13,7 @@ from tests.acceptance.commands import EXAMPLE_IDS, tokenmill
 from tests.acceptance.conftest import Simulate
 from tests.conftest import REPO
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 CAP = 300_000
 LONGEST = 4096
 ROWS = 3000

@@ -25,7 +25,7 @@ KIMI = ("--vocab-size", str(VOCAB_SIZE), "--last-id", "163583", "--end-token-id"
 PACE = ("--think-end-token-id", str(END_THINK), "--speed", "200", "--mean-tokens", "120")
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not TOKENIZER.is_dir(), reason="real prompts and the Kimi tokenizer lie beside the project"),
 ]
 

@@ -14,9 +14,9 @@ from common.ledger import Ledger
 from common.segments import records
 from tests.acceptance.commands import EXAMPLE_IDS, TOKENMILL, environment, tokenmill
 from tests.acceptance.conftest import Simulate
-from tests.conftest import REPO, wait_until
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 ROWS = 300
 
 
@@ -60,7 +60,7 @@ class Site:
     def stop(self, name: str) -> int:
         """TERM to one process; answers its exit code."""
         self.processes[name].send_signal(signal.SIGTERM)
-        return self.processes[name].wait(60)
+        return self.processes[name].wait(PATIENCE_SECONDS)
 
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
@@ -74,7 +74,7 @@ def site(tmp_path: Path, valkey: str, ledger: Ledger, simulate: Simulate) -> Ite
         site.start("control")
         site.start("worker", "--name", "w1", "--concurrency", "6")
         for process in site.processes.values():
-            stack.callback(process.wait, 30)
+            stack.callback(process.wait, PATIENCE_SECONDS)
             stack.callback(process.kill)
         yield site
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from common.events import all_events
 from common.ledger import Ledger
 from common.parent import DISMISSED
-from common.settings import load_settings
+from common.settings import Settings, load_settings
+from producer.crew import workers_of
 from producer.detached import detached, living_here
 from producer.embedded import answers
+from producer.status import snapshot
 from tests.acceptance.commands import EXAMPLE_IDS, TOKENMILL, environment, tokenmill
 from tests.acceptance.conftest import Simulate
 from tests.conftest import REPO, wait_until
@@ -56,14 +59,19 @@ class Job:
         assert done.returncode == code, f"{done.stderr}\n{self.logs()}"
         return done.stderr if not done.stdout else done.stdout
 
+    @property
+    def settings(self) -> Settings:
+        return load_settings(self.folder / "tokenmill.toml")
+
     def workers(self) -> dict[str, dict[str, Any]]:
-        """What `workers list` says, by the name in front of the @."""
-        found = json.loads(self.command("workers", "list", "--json"))["workers"]
-        return {worker["name"].partition("@")[0]: worker for worker in found}
+        """What `workers list` shows, by the name in front of the @; read here, as it is asked for again and again."""
+        with closing(Ledger.connect(self.settings.redis_url)) as ledger:
+            return {worker["name"].partition("@")[0]: worker for worker in workers_of(self.settings, ledger)}
 
     def dataset(self, name: str) -> dict[str, Any]:
-        seen = json.loads(self.command("status", "--json"))["datasets"]
-        return next(dataset for dataset in seen if dataset["name"] == name)
+        """What `status` shows of one dataset."""
+        with closing(Ledger.connect(self.settings.redis_url)) as ledger:
+            return next(dataset for dataset in snapshot(ledger)["datasets"] if dataset["name"] == name)
 
     def told(self) -> list[str]:
         return [event.what for event in all_events(self.output)]
@@ -100,8 +108,10 @@ def test_workers_are_added_drained_stopped_and_scaled(job: Job, ledger: Ledger) 
     # w1 is what `run` would call its own, and w3 is there.
     added = job.command("workers", "add", "2", "--concurrency", "2").splitlines()
     assert sorted(line.split("@")[0] for line in added) == ["w2", "w4"]
-    seen = job.workers()
+    listed = json.loads(job.command("workers", "list", "--json"))["workers"]
+    seen = {worker["name"].partition("@")[0]: worker for worker in listed}
     assert set(seen) == {"w2", "w3", "w4"}
+    assert f"w4@{seen['w4']['host']}  working" in job.command("workers", "list")
     assert (seen["w2"]["concurrency"], seen["w3"]["concurrency"]) == (2, 4)
     assert [Path(seen[name]["log"]).name for name in ("w2", "w4")] == ["w2.log", "w4.log"]
     assert all(os.getsid(seen[name]["pid"]) == seen[name]["pid"] for name in ("w2", "w4"))
@@ -150,7 +160,8 @@ def test_a_dataset_is_steered_while_it_runs_and_over_a_restart(job: Job) -> None
     job.command("enqueue")
     wait_until("both are made", lambda: job.dataset("A")["done"] and job.dataset("B")["done"])
     assert job.command("pause", "A").startswith("A: paused; ")
-    assert (job.dataset("A")["state"], job.dataset("B")["state"]) == ("paused", "open")
+    shown = json.loads(job.command("status", "--json"))["datasets"]
+    assert [dataset["state"] for dataset in shown] == ["paused", "open"]
     wait_until("what was in flight has ended", lambda: job.dataset("A")["in_flight"] == 0)
     done = job.dataset("A")["done"]
     made = job.dataset("B")["done"]
@@ -198,8 +209,7 @@ def test_workers_beside_run_end_with_it(tmp_path: Path, simulate: Simulate) -> N
     try:
         assert 'with redis = "embedded" start `tokenmill run` first' in job.command("workers", "add", "1", code=2)
         run = job.start("run")
-        settings = load_settings(job.folder / "tokenmill.toml")
-        wait_until("its Redis is there", lambda: answers(settings.redis_socket))
+        wait_until("its Redis is there", lambda: answers(job.settings.redis_socket))
         wait_until("its worker works", lambda: job.workers().get("w1", {}).get("state") == "working")
         job.command("workers", "add", "1")
         wait_until("both have answers in flight", lambda: all(one["in_flight"] for one in job.workers().values()))

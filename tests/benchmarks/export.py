@@ -85,7 +85,8 @@ def main() -> None:
             alone, alone_cpu = plain(config.parent)
             print(
                 f"parquet {rows:>8,} rows: {wall:6.1f} s, {cpu:6.1f} s CPU, {peak:5.0f} MB; pyarrow alone "
-                f"{alone:6.1f} s, {alone_cpu:6.1f} s CPU: {wall / alone:.2f} times its time, {cpu / alone_cpu:.2f} times its CPU"
+                f"{alone:6.1f} s, {alone_cpu:6.1f} s CPU: {wall / alone:.2f} times its time, "
+                f"{cpu / alone_cpu:.2f} times its CPU"
             )
             wall, cpu, peak = exported(config, "ids")
             print(f"ids     {rows:>8,} rows: {wall:6.1f} s, {cpu:6.1f} s CPU, {peak:5.0f} MB", flush=True)

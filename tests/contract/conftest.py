@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.wire import KEY, REAL_URL
+from tests.contract.wire import KEY, PATIENCE_SECONDS, REAL_URL
 from workers.sglang.preflight import ServerFacts, preflight
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.presets import PRESETS
@@ -36,7 +36,7 @@ def simulated(**settings: Any) -> Iterator[Simulator]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(PATIENCE_SECONDS)
     yield made["server"]
     made["loop"].call_soon_threadsafe(made["stop"].set)
     thread.join()

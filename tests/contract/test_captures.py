@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.conftest import SHARED
+from tests.conftest import PATIENCE_SECONDS, SHARED
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.presets import PRESETS
 from workers.sglang.simulator.server import Simulator
@@ -156,7 +156,7 @@ class Server:
         return load.running + load.waiting
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():  # noqa: ASYNC110  # the server has no event for it
                 await asyncio.sleep(0.001)
 
@@ -179,9 +179,13 @@ STARTED_WITH: dict[str, dict[str, Any]] = {
 }
 
 
+INTERRUPTED = {"queue full", "duplicate", "aborted", "aborted in the queue", "killed"}
+
+
 async def replay(kind: str, exchange: Exchange) -> tuple[int | None, Any]:
     """What the simulator answers in these circumstances; a status of None if the connection breaks."""
-    speed = {"speed": 2.0} if asked(exchange).get("stream") else {}  # else steps are too short for events of their own
+    # Steps that are long enough for events of their own, and answers that do not end before what is to interrupt them.
+    speed = {"speed": 2.0} if asked(exchange).get("stream") or kind in INTERRUPTED else {}
     async with serving(**speed, **STARTED_WITH.get(kind, {})) as server:
         try:
             return await in_circumstances(kind, exchange, server)
@@ -227,7 +231,7 @@ async def hung(exchange: Exchange, server: Server) -> tuple[int | None, Any]:
     await server.session.post(server.server.url + "/_sim/faults", json={"frozen": {}})
     call = asyncio.create_task(server.say(exchange))
     wait_in_vain = exchange.get("status") is None or exchange["name"] == "during_hang"
-    done, _ = await asyncio.wait([call], timeout=0.5 if wait_in_vain else 20)
+    done, _ = await asyncio.wait([call], timeout=0.5 if wait_in_vain else PATIENCE_SECONDS)
     assert bool(done) != wait_in_vain
     if exchange.get("status") is None:
         call.cancel()

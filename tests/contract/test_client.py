@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from tests.contract.wire import KEY
+from tests.contract.wire import KEY, PATIENCE_SECONDS
 from workers.sglang.answer import Acceptance, Answer, BadAnswer, Outcome
 from workers.sglang.client import Sampling, SGLangClient
 from workers.sglang.preflight import ServerFacts
@@ -118,7 +118,7 @@ def test_a_dead_server_beside_it_costs_nothing(facts: ServerFacts) -> None:
 
 def test_a_drain_stops_the_server_too(facts: ServerFacts) -> None:
     async def running(other: httpx.AsyncClient, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             found = None
             while found != count:
                 loads = (await other.get(f"{facts.url}/v1/loads")).json()["loads"]

@@ -14,10 +14,22 @@ LONG = 1500  # of max_new_tokens: an answer that outlasts what is tried meanwhil
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
+async def slow_stream(wire: Wire, slow: int, input_ids: list[int], **params: Any) -> list[dict[str, Any]]:
+    """All events of a stream; the first comes, and then some more, before there are more ids than theirs."""
+    found = []
+    async with wire.slowed(2.0):
+        stream = wire.events(input_ids, **params)
+        found.append(await anext(stream))
+    async with wire.slowed(0.1):
+        while len(found) < slow:
+            found.append(await anext(stream))
+    return found + [event async for event in stream]
+
+
 def test_each_event_has_all_ids_so_far_and_only_the_last_a_finish_reason(url: str) -> None:
     async def test(wire: Wire) -> None:
         whole = (await wire.answer(IDS, max_new_tokens=40))["output_ids"]
-        events = await wire.stream(IDS, rid="stream-1", max_new_tokens=40)
+        events = await slow_stream(wire, 11, IDS, rid="stream-1", max_new_tokens=40)
         metas = [event["meta_info"] for event in events]
         assert len(events) > 10
         for event, meta in zip(events, metas, strict=True):
@@ -36,7 +48,7 @@ def test_each_event_has_all_ids_so_far_and_only_the_last_a_finish_reason(url: st
 def test_the_last_event_has_the_fields_of_a_plain_answer(url: str) -> None:
     async def test(wire: Wire) -> None:
         plain = await wire.answer(IDS, max_new_tokens=4)
-        first, *_, last = await wire.stream(IDS, max_new_tokens=4)
+        first, *_, last = await slow_stream(wire, 1, IDS, max_new_tokens=40)
         assert (last.keys(), last["meta_info"].keys()) == (plain.keys(), plain["meta_info"].keys())
         missing = {"weight_versions", "e2e_latency", "request_finished_ts"}
         assert missing <= last["meta_info"].keys() - first["meta_info"].keys()

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 
 REAL_URL = os.environ.get("TOKENMILL_CONTRACT_URL", "").rstrip("/")
 KEY = os.environ.get("TOKENMILL_SERVER__API_KEY")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 
 class Wire:
@@ -71,6 +72,15 @@ class Wire:
 
     async def until_load(self, running: int, waiting: int) -> None:
         await self.until(lambda load: (load["num_running_reqs"], load["num_waiting_reqs"]) == (running, waiting))
+
+    @asynccontextmanager
+    async def slowed(self, seconds: float) -> AsyncIterator[None]:
+        """Steps that take so much longer, so that what must be seen between two of them is seen on a busy machine."""
+        await self.call("POST", "/slow_down", {"forward_sleep_time": seconds})
+        try:
+            yield
+        finally:
+            await self.call("POST", "/slow_down", {"forward_sleep_time": None})
 
     async def abort_all(self) -> None:
         await self.call("POST", "/abort_request", {"abort_all": True})

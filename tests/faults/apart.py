@@ -13,8 +13,8 @@ import redis
 
 from common.ledger import Ledger
 from producer.embedded import EmbeddedRedis
-from tests.conftest import REPO, wait_until
-from tests.faults.harness import PATIENCE_SECONDS, TOKENMILL, Job, Simulator
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
+from tests.faults.harness import TOKENMILL, Job, Simulator
 
 
 class Apart(Job):
@@ -70,13 +70,14 @@ class Apart(Job):
         with redis.Redis(unix_socket_path=str(self.settings.redis_socket), socket_timeout=5) as client:
             for _ in range(ticks):
                 before = Ledger(client).processes()["keeper"][0]
-                wait_until("the keeper ticks", lambda: Ledger(client).processes()["keeper"][0] != before, 20)  # noqa: B023
+                wait_until("the keeper ticks", lambda: Ledger(client).processes()["keeper"][0] != before)  # noqa: B023
 
     def end(self, state: str = "exhausted") -> None:
         """Wait until the dataset is in `state` and nothing is in flight, then TERM to all parts; Redis stays."""
+        self.release()
         self.wait_for(f"it is {state}", lambda seen: seen.state == state and seen.in_flight == 0)
         self.stop_parts()
-        wait_until("all but Redis have ended", lambda: {one.role for one in self.processes()} <= {"valkey"}, 20)
+        wait_until("all but Redis have ended", lambda: {one.role for one in self.processes()} <= {"valkey"})
 
     def stop_parts(self) -> None:
         live = [part for part in self._parts if part.poll() is None]

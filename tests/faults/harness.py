@@ -6,6 +6,7 @@ own. Nothing else is ever signalled.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from common.records import Record
 from common.rejects import read_rejects
 from common.segments import count, records
 from common.settings import Settings, load_settings
-from tests.conftest import REPO, wait_until
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
 
 DATASET = "A"
 _MODULE = b"producer.cli.main"
@@ -48,26 +49,30 @@ SIMULATOR = (
     "0.5",
 )
 LATENCY = ("--latency-mean", "0.2", "--latency-cv", "1")
-# A loaded machine takes its time; what is waited for comes far sooner, or never.
-PATIENCE_SECONDS = 60.0
 # How soon a worker's samples must come back where nothing else is said.
 LEASE_SECONDS = 3.0
 
 
 class Simulator:
-    """A simulated server in a process of its own, on a port that it keeps when it is started again."""
+    """A simulated server in a process of its own, on a port that it keeps when it is started again.
 
-    def __init__(self, folder: Path, *pace: str, name: str = "server") -> None:
+    After `hold_after` requests it holds all further ones until `release`: so that the job has not ended when the test
+    comes to what it does in mid-run, however slow this machine is.
+    """
+
+    def __init__(self, folder: Path, *pace: str, name: str = "server", hold_after: int | None = None) -> None:
         self._folder = folder
         self._name = name
         self.pace = pace or LATENCY
+        self.hold_after = hold_after
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
     def start(self) -> "Simulator":
         port_file = self._folder / f"{self._name}.port"
         port_file.unlink(missing_ok=True)
-        arguments = ("simulate", "--port", str(self.port), "--port-file", str(port_file), *SIMULATOR, *self.pace)
+        hold = () if self.hold_after is None else ("--fault", f"hang:after={self.hold_after}")
+        arguments = ("simulate", "--port", str(self.port), "--port-file", str(port_file), *SIMULATOR, *self.pace, *hold)
         log_path = self._folder / f"{self._name}.log"
         with log_path.open("ab") as log:
             self._process = subprocess.Popen([*TOKENMILL, *arguments], cwd=REPO, stdout=log, stderr=log)
@@ -91,12 +96,28 @@ class Simulator:
 
     def tell(self, path: str, **body: Any) -> None:
         """Steer it: `tell("/pause_generation", mode="in_place")`."""
-        with urlopen(f"{self.url}{path}", data=msgspec.json.encode(body), timeout=10) as response:
+        with urlopen(f"{self.url}{path}", data=msgspec.json.encode(body), timeout=PATIENCE_SECONDS) as response:
             assert response.status == 200
+
+    def hold(self, after: int = 0, **fault: Any) -> None:
+        """Hold requests, once so many more have passed; those that were held go on."""
+        self.tell("/_sim/faults", hang={"after": after, **fault})
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self.hold_after = None
+        if self.lives():
+            self.tell("/_sim/faults", hang=None)
+
+    def answered(self) -> int:
+        """The requests that it has answered, in this life of its process."""
+        with urlopen(f"{self.url}/metrics", timeout=PATIENCE_SECONDS) as response:
+            (ended,) = re.findall(rb"^sglang:num_requests_total{.*} (\S+)$", response.read(), re.MULTILINE)
+        return int(float(ended))
 
     def at_work(self) -> int:
         """The requests that run or wait at the server."""
-        with urlopen(f"{self.url}/v1/loads", timeout=10) as response:
+        with urlopen(f"{self.url}/v1/loads", timeout=PATIENCE_SECONDS) as response:
             loads = msgspec.json.decode(response.read())["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
@@ -276,10 +297,16 @@ class Job:
         paths = [self._folder / "run.log", *(self.output / "logs").glob("*.log")]
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in paths if path.exists())
 
+    def release(self) -> None:
+        """Let the servers hold nothing any more."""
+        for server in self.servers:
+            server.release()
+
     # What must be true at the end
 
     def finish(self, run: subprocess.Popen[bytes], code: int = 0) -> None:
-        """Wait for the end of `run`, and for its exit code."""
+        """Let the servers answer all; wait for the end of `run`, and for its exit code."""
+        self.release()
         try:
             found = run.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -313,7 +340,7 @@ class Job:
         """
         self.gone()
         live = [server for server in self.servers if server.lives()]
-        wait_until("the servers are idle", lambda: all(server.at_work() == 0 for server in live), 5)
+        wait_until("the servers are idle", lambda: all(server.at_work() == 0 for server in live))
         counted = count(self.output, DATASET)
         assert counted.faults == []
         kept = {record.index: record for record in records(self.output, DATASET, counted)}

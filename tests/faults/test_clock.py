@@ -14,7 +14,7 @@ import pytest
 from common.segments import count
 from tests.conftest import wait_until
 from tests.faults.apart import Apart
-from tests.faults.harness import DATASET, PATIENCE_SECONDS
+from tests.faults.harness import DATASET
 
 MakeApart = Callable[..., Apart]
 HOUR = 3600
@@ -42,7 +42,7 @@ class Clock:
 
 
 def test_the_clock_of_redis_leaps(make_apart: MakeApart, tmp_path: Path) -> None:
-    clock, job = Clock(tmp_path), make_apart(rows=400, pace=PACE)
+    clock, job = Clock(tmp_path), make_apart(rows=400, pace=PACE, hold_after=250)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in clock.environment.items():
             patch.setenv(name, value)
@@ -52,18 +52,19 @@ def test_the_clock_of_redis_leaps(make_apart: MakeApart, tmp_path: Path) -> None
     job.enqueue()
     job.wait_for_done(60)
     clock.leap(HOUR)
-    wait_until("the keeper has seen it", lambda: "leapt by 36" in job.log("control"), PATIENCE_SECONDS)
+    wait_until("the keeper has seen it", lambda: "leapt by 36" in job.log("control"))
     seen = job.wait_for("answers go on", lambda state: state.done > 60)
     # What a worker holds that dies now is not waited for until the leases run out that it had before.
     job.signal("worker", signal.SIGKILL)
     clock.leap(-HOUR)
     job.start_part("worker")
+    job.release()
     job.wait_for("they go on", lambda state: state.now_ms < seen.now_ms and state.done > seen.done + IN_FLIGHT)
     _ends_well(job, leaps=2)
 
 
 def test_the_clocks_of_the_processes_leap(make_apart: MakeApart, tmp_path: Path) -> None:
-    clock, job = Clock(tmp_path), make_apart(rows=400, pace=PACE)
+    clock, job = Clock(tmp_path), make_apart(rows=400, pace=PACE, hold_after=250)
     job.valkey.start()
     for name in ("control", "worker"):
         job.start_part(name, clock.environment)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.faults.apart import Apart
-from tests.faults.harness import DATASET, PATIENCE_SECONDS
+from tests.faults.harness import DATASET
 
 MakeApart = Callable[..., Apart]
 _READ_ONLY = "Read-only file system"
@@ -33,14 +33,15 @@ def _mounted(folder: Path) -> Iterator[None]:
 
 def test_an_output_folder_that_is_read_only_for_a_while_costs_nothing(make_apart: MakeApart) -> None:
     # Each commit begins a segment: the kernel makes nothing read-only that is open for writing.
-    job = make_apart(rows=400, segment_bytes=1)
+    job = make_apart(rows=400, hold_after=200, segment_bytes=1, lease_seconds=60)
     folder = job.output / DATASET
     folder.mkdir(parents=True)
     with _mounted(folder):
         job.begin("control", "worker")
         job.wait_for_done(100)
         wait_until("it is read-only", lambda: _mount("-o", "remount,ro,bind", str(folder)))
-        wait_until("status says so", lambda: _READ_ONLY in " ".join(job.seen()["troubles"]), PATIENCE_SECONDS)
+        job.release()
+        wait_until("status says so", lambda: _READ_ONLY in " ".join(job.seen()["troubles"]))
         assert _mount("-o", "remount,rw,bind", str(folder))
         job.end()
         kept = job.check()

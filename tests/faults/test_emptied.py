@@ -9,7 +9,7 @@ from shutil import rmtree
 
 from tests.conftest import wait_until
 from tests.faults.apart import Apart
-from tests.faults.harness import DATASET, PATIENCE_SECONDS
+from tests.faults.harness import DATASET
 from tests.faults.test_redis import connected
 
 MakeApart = Callable[..., Apart]
@@ -24,8 +24,8 @@ def test_a_redis_that_someone_emptied_is_filled_again_while_no_run_is_there(make
             client.flushall()
     # Whoever builds the books may die of it.
     job.signal("feeder", signal.SIGKILL)
-    seen = job.wait_for("its books are there again", lambda state: state.reason)
-    assert seen.reason.startswith("Redis had forgotten it; its books were built anew at ")
+    built = "Redis had forgotten it; its books were built anew at "
+    seen = job.wait_for("its books are there again", lambda state: state.reason.startswith(built))
     job.end()
     job.check()
     assert job.status()["reason"] == seen.reason
@@ -61,7 +61,7 @@ def test_nothing_is_made_by_a_configuration_that_has_changed_since(make_apart: M
     with connected(job) as client:
         client.flushall()
     job.start_part("control")
-    wait_until("control says so", lambda: "the books cannot be built anew" in job.log("control"), PATIENCE_SECONDS)
+    wait_until("control says so", lambda: "the books cannot be built anew" in job.log("control"))
     assert "sampling_params was" in job.log("control")
     assert job.state() is None
     # A person who wants to begin anew removes the files, too.

@@ -5,10 +5,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
+import redis
+
+from common.ledger import Ledger
+from common.ledger._keys import keys_of
 from common.segments import count
-from tests.conftest import wait_until
-from tests.faults.harness import DATASET, LEASE_SECONDS, PATIENCE_SECONDS, TOKENMILL, Job, Simulator
+from tests.conftest import PATIENCE_SECONDS, wait_until
+from tests.faults.harness import DATASET, LEASE_SECONDS, TOKENMILL, Job, Simulator
 
 Make = Callable[..., tuple[Job, Simulator]]
 # A message that a frozen worker holds unclaimed is offered to the others after 10 s.
@@ -23,16 +29,33 @@ def two_workers(job: Job) -> None:
     job.config.write_text(text.replace("[run]\n", "[run]\nworkers = 2\n"))
 
 
+def in_flight_of(job: Job, pid: int) -> set[int]:
+    """The samples that a worker has claimed and not settled."""
+    with redis.Redis(unix_socket_path=str(job.settings.redis_socket)) as client:
+        owners = cast("dict[bytes, bytes]", client.hgetall(keys_of(DATASET).owners))
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    name = words[words.index(b"--name") + 1]
+    return {int(index) for index, owner in owners.items() if owner.startswith(name + b"@")}
+
+
+def done(job: Job) -> set[int]:
+    with redis.Redis(unix_socket_path=str(job.settings.redis_socket)) as client:
+        return Ledger(client).done_among(DATASET, range(len(job.rows)))
+
+
 def test_a_worker_that_comes_back_after_its_leases_went_to_another(make_job: Make) -> None:
     """Its answers come late: each either counts, because nobody had the sample yet, or is voided."""
-    job, _ = make_job(rows=400, pace=("--latency-mean", "0.5", "--latency-cv", "0.5"))
+    job, _ = make_job(rows=400, hold_after=200, pace=("--latency-mean", "0.5", "--latency-cv", "0.5"))
     two_workers(job)
     run = job.start()
     job.wait_for_done(60)
     frozen = job.pids("worker")[0]
     os.kill(frozen, signal.SIGSTOP)
+    lost = in_flight_of(job, frozen)
     job.wait_for("its samples were taken back", lambda state: state.expired > 0)
     time.sleep(FREEZE_SECONDS)  # what is tested is a freeze of some length
+    job.release()
+    wait_until("the other has answered one of them", lambda: lost & done(job))
     os.kill(frozen, signal.SIGCONT)
     job.finish(run)
     kept = job.check()
@@ -56,7 +79,7 @@ def test_parts_of_control_that_stand_still_hold_nothing_up_for_long(make_job: Ma
 
 
 def test_a_second_control_does_no_harm(make_job: Make) -> None:
-    job, _ = make_job(rows=400)
+    job, _ = make_job(rows=400, lease_seconds=60)
     run = job.start()
     job.wait_for_done(50)
     environment = os.environ | {"TOKENMILL_CONFIG": str(job.config)}
@@ -77,13 +100,14 @@ def test_a_second_control_does_no_harm(make_job: Make) -> None:
 
 def test_an_append_only_file_that_was_cut_short_costs_no_record(make_job: Make) -> None:
     """Redis has forgotten the end of what it knew, as after a power cut; the files have not."""
-    job, _ = make_job(rows=300)
+    job, _ = make_job(rows=300, lease_seconds=8)  # that it outlasts a busy machine, and is waited for
     run = job.start()
     job.wait_for_done(120)
+    job.signal("run", signal.SIGSTOP)  # that it starts nothing again meanwhile
     for role in ("worker", "valkey", "run"):
         job.signal(role, signal.SIGKILL)
     run.wait(PATIENCE_SECONDS)
-    job.gone(10)
+    job.gone(PATIENCE_SECONDS)
     written = job.written()
     (newest,) = sorted((job.settings.redis_dir / "appendonlydir").glob("*.incr.aof"))[-1:]
     size = newest.stat().st_size

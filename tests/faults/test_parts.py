@@ -5,19 +5,19 @@ from collections.abc import Callable
 
 from tests.conftest import wait_until
 from tests.faults.apart import Apart
-from tests.faults.harness import DATASET, PATIENCE_SECONDS, Job, Simulator
+from tests.faults.harness import DATASET, Job, Simulator
 
 
 def test_each_part_may_be_told_to_end_and_is_started_again(make_apart: Callable[..., Apart]) -> None:
-    job = make_apart(rows=900)
+    job = make_apart(rows=900, lease_seconds=60)
     job.begin("control", "worker")
     waits = job.start_part("enqueue", options=("--wait",))
     done = 40
     for number in (signal.SIGTERM, signal.SIGINT):
         for name in ("control", "worker"):
-            done = job.wait_for_done(done).done + 20
+            done = min(job.wait_for_done(done).done + 20, 800)
             pid = job.signal(name, number)
-            wait_until(f"{name} has ended", lambda: pid not in job.pids(name), PATIENCE_SECONDS)  # noqa: B023
+            wait_until(f"{name} has ended", lambda: pid not in job.pids(name))  # noqa: B023
             job.start_part(name)
     # A second `run` would be a second control, and a second embedded Redis for nobody.
     refused = job.command("run")
@@ -26,7 +26,7 @@ def test_each_part_may_be_told_to_end_and_is_started_again(make_apart: Callable[
     waits.kill()
     job.wait_for_done(done)
     pid = job.signal("valkey", signal.SIGTERM)
-    wait_until("Redis has ended", lambda: pid not in job.pids("valkey"), PATIENCE_SECONDS)
+    wait_until("Redis has ended", lambda: pid not in job.pids("valkey"))
     job.valkey.restart_if_dead()
     job.end()
     kept = job.check()

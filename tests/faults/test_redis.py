@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import redis
 
 from tests.conftest import wait_until
-from tests.faults.harness import LEASE_SECONDS, PATIENCE_SECONDS, Job, Simulator
+from tests.faults.harness import LEASE_SECONDS, Job, Simulator
 
 FREEZE_SECONDS = 2 * LEASE_SECONDS
 Make = Callable[..., tuple[Job, Simulator]]
@@ -24,7 +24,7 @@ def connected(job: Job) -> Iterator[redis.Redis]:
 
 
 def test_a_redis_that_someone_emptied_is_filled_again_from_the_files(make_job: Make) -> None:
-    job, _ = make_job(rows=400)
+    job, _ = make_job(rows=400, hold_after=380)  # after each flush some are asked for again
     run = job.start()
     for n in (1, 2, 3):
         job.wait_for_done(80 * n)
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_while_redis_takes_no_writes_is_started_again_and_wai
         job.wait_for_another("worker", before)
         another = job.pid("worker")
         log = job.output / "logs" / "w1.log"
-        wait_until("it waits", lambda: "nothing is consumed until it takes them" in log.read_text(), PATIENCE_SECONDS)
+        wait_until("it waits", lambda: "nothing is consumed until it takes them" in log.read_text())
         time.sleep(FREEZE_SECONDS)
         assert len(client.client_list()) < 60
         assert job.pid("worker") == another

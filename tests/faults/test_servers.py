@@ -10,7 +10,7 @@ import msgspec
 from common.records import Record
 from common.rejects import read_rejects
 from tests.conftest import wait_until
-from tests.faults.harness import DATASET, PATIENCE_SECONDS, Job, Simulator
+from tests.faults.harness import DATASET, Job, Simulator
 
 Make = Callable[..., tuple[Job, Simulator]]
 # A run of 500 samples, 32 at a time, takes some ten seconds.
@@ -22,27 +22,29 @@ def states(job: Job) -> dict[str, dict[str, Any]]:
     return {server["url"]: server for server in job.seen()["servers"]}
 
 
+def state_of(job: Job, server: Simulator) -> dict[str, Any]:
+    """The same of one server; nothing where no worker has told of it, or not for a while."""
+    return states(job).get(server.url, {})
+
+
 def answers_of(kept: dict[int, Record]) -> Counter[str]:
     return Counter(record.server for record in kept.values())
 
 
 def test_two_of_three_servers_die_and_one_comes_back(make_job: Make) -> None:
-    job, first = make_job(rows=500, servers=3, pace=PACE)
+    job, first = make_job(rows=500, servers=3, hold_after=80, pace=PACE)
     _, second, third = job.servers
     run = job.start()
     job.wait_for_done(60)
     before = time.time()
     second.kill()
     third.kill()
+    first.hold(after=60)
     job.wait_for_done(job_done(job) + 40)  # from the one that is left
-    first.tell("/pause_generation", mode="in_place")  # so that the run does not end while it is looked at
+    expected = {first.url: "up", second.url: "down", third.url: "down"}
+    wait_until("that is seen", lambda: {url: server["state"] for url, server in states(job).items()} == expected)
     seen = job.seen()
     found = {server["url"]: server for server in seen["servers"]}
-    assert {url: server["state"] for url, server in found.items()} == {
-        first.url: "up",
-        second.url: "down",
-        third.url: "down",
-    }
     for dead in (second, third):
         assert before - 1 <= found[dead.url]["since"] <= time.time()
         assert found[dead.url]["reason"]
@@ -50,10 +52,7 @@ def test_two_of_three_servers_die_and_one_comes_back(make_job: Make) -> None:
         assert trouble.startswith(f"{dead.url} is down since 20")
     old = len(job.written_by(second.url))
     second.start()
-    wait_until(
-        "it is found well again", lambda: states(job)[second.url]["state"] in {"up", "half_open"}, PATIENCE_SECONDS
-    )
-    first.tell("/continue_generation")
+    wait_until("it is found well again", lambda: state_of(job, second).get("state") in {"up", "half_open"})
     job.finish(run)
     kept = job.check()
     assert answers_of(kept).keys() == {first.url, second.url, third.url}
@@ -65,15 +64,13 @@ def job_done(job: Job) -> int:
 
 
 def test_all_servers_die_and_one_comes_back(make_job: Make) -> None:
-    job, first = make_job(rows=300, servers=3, pace=PACE)
+    job, first = make_job(rows=300, servers=3, hold_after=60, pace=PACE)
     run = job.start()
     job.wait_for_done(60)
     before = time.time()
     for server in job.servers:
         server.kill()
-    wait_until(
-        "all are down", lambda: {server["state"] for server in states(job).values()} == {"down"}, PATIENCE_SECONDS
-    )
+    wait_until("all are down", lambda: {server["state"] for server in states(job).values()} == {"down"})
     seen = job.seen()
     assert seen["troubles"][0].startswith("no server can be used since 20")
     assert all(before - 1 <= server["since"] <= time.time() for server in seen["servers"])
@@ -89,31 +86,40 @@ def test_all_servers_die_and_one_comes_back(make_job: Make) -> None:
 
 
 def test_a_server_is_added_to_a_run_and_another_drained(make_job: Make, tmp_path: Any) -> None:
-    job, first = make_job(rows=300, pace=PACE, concurrency=16)
+    # What the servers hold, of 300 rows, keeps the run from its end while it is looked at.
+    job, first = make_job(rows=300, hold_after=80, pace=PACE, concurrency=16)
     run = job.start()
     job.wait_for_done(40)
-    second = Simulator(tmp_path, *PACE, name="added").start()
+    second = Simulator(tmp_path, *PACE, name="added", hold_after=40).start()
     job.servers.append(second)  # from here on it is looked at, and ended, too; the configuration does not name it
     added = job.command("servers", "add", second.url)
     assert (added.returncode, added.stdout) == (0, b""), added.stderr
     assert f"{second.url}: added".encode() in added.stderr
-    wait_until("it answers", lambda: second.url in states(job) and states(job)[second.url]["answers"] > 10)
-    second.tell("/pause_generation", mode="in_place")  # so that the run does not end while it is looked at
+    wait_until("it is known", lambda: state_of(job, second).get("state") == "up")
+    first.hold(after=60)  # what it has held goes on, so that there are slots for both
+    wait_until("it answers", lambda: state_of(job, second).get("answers", 0) > 10)
     drained = job.command("servers", "drain", first.url)
     assert (drained.returncode, drained.stdout) == (0, b""), drained.stderr
+    wait_until("the worker knows", lambda: state_of(job, first).get("state", "gone") in {"draining", "gone"})
+    first.release()
     wait_until("it has nothing left", lambda: listed(job)[first.url]["state"] == "drained")
-    assert first.at_work() == 0
+    wait_until("nothing is at work there", lambda: first.at_work() == 0)
+    wait_until("all its answers are written", lambda: len(job.written_by(first.url)) == first.answered())
     left = job.written_by(first.url)
-    assert job_done(job) < 280  # else nothing is shown
+    assert run.poll() is None  # else nothing is shown
     seen = listed(job)
     assert (seen[first.url]["configured"], seen[second.url]["configured"]) == (True, False)
     assert (seen[second.url]["state"], seen[second.url]["version"]) == ("up", "0.5.23")
     assert b"drained" in job.command("servers", "list").stdout
-    second.tell("/continue_generation")
     job.finish(run)
     kept = job.check()
     assert job.written_by(first.url) == left
     assert answers_of(kept).keys() == {first.url, second.url}
+
+
+def is_left(seen: dict[str, dict[str, Any]], server: Simulator, other: Simulator) -> bool:
+    """Whether the worker, which tells of the other one, asks nothing more of `server`."""
+    return other.url in seen and seen.get(server.url, {"state": "draining"})["state"] == "draining"
 
 
 def listed(job: Job) -> dict[str, dict[str, Any]]:

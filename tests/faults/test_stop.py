@@ -8,7 +8,7 @@ import msgspec
 
 from common.records import Record
 from tests.conftest import wait_until
-from tests.faults.harness import LATENCY, PATIENCE_SECONDS, Job, Simulator
+from tests.faults.harness import LATENCY, Job, Simulator
 
 Make = Callable[..., tuple[Job, Simulator]]
 # Answers of a minute: whoever waits for one fails.
@@ -16,7 +16,7 @@ SLOW = ("--latency-mean", "60")
 
 
 def test_ctrl_c_drains_and_the_next_run_goes_on_even_without_redis(make_job: Make) -> None:
-    job, _ = make_job(rows=300, drain_seconds=30)
+    job, _ = make_job(rows=300, drain_seconds=60, lease_seconds=60)
     run = job.start()
     job.wait_for_done(100)
     run.send_signal(signal.SIGINT)
@@ -40,7 +40,7 @@ def test_a_second_ctrl_c_leaves_at_once(make_job: Make) -> None:
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
     job.gone()
-    wait_until("the server is idle", lambda: server.at_work() == 0, 5)
+    wait_until("the server is idle", lambda: server.at_work() == 0)
     server.kill()
     server.pace = LATENCY
     server.start()
@@ -54,10 +54,10 @@ def test_a_worker_that_is_told_to_stop_gives_back_what_it_holds(make_job: Make) 
     run = job.start()
     job.wait_for("answers are in flight", lambda state: state.in_flight >= 32)
     worker = job.signal("worker", signal.SIGTERM)
-    wait_until("the worker has ended", lambda: worker not in job.pids("worker"), PATIENCE_SECONDS)
+    wait_until("the worker has ended", lambda: worker not in job.pids("worker"))
     # Another one is at them, long before the leases would have run out.
     job.wait_for("answers are in flight again", lambda state: state.in_flight >= 32)
-    wait_until("the server is at those alone", lambda: server.at_work() == 32, 10)
+    wait_until("the server is at those alone", lambda: server.at_work() == 32)
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
     assert job.check("open") == {}
@@ -74,14 +74,14 @@ def test_one_run_an_output(make_job: Make) -> None:
     seen = job.command("status", "--json")
     assert seen.returncode == 0
     assert [worker["name"].partition("@")[0] for worker in msgspec.json.decode(seen.stdout)["workers"]] == ["w1"]
-    wait_until("the server is at the first run's", lambda: server.at_work() == 32, 10)
+    wait_until("the server is at the first run's", lambda: server.at_work() == 32)
     run.send_signal(signal.SIGINT)
     job.finish(run, 130)
     assert job.check("open") == {}
 
 
 def test_a_raised_cap_is_gone_on_to(make_job: Make) -> None:
-    job, _ = make_job(rows=400)
+    job, _ = make_job(rows=400, lease_seconds=60)
     job.configure(cap_tokens=4_000)
     job.finish(job.start())
     kept = job.check("capped")

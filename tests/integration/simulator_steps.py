@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.conftest import SHARED
+from tests.conftest import PATIENCE_SECONDS, SHARED
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.server import Simulator
 
@@ -69,7 +69,7 @@ class Caller:
 
     async def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Ask for the load until it is as wanted."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(load := await self.load()):
                 pass
         return load
@@ -124,7 +124,48 @@ async def slow_request(caller: Caller) -> "asyncio.Task[tuple[int, Any]]":
     return task
 
 
+class Steps:
+    """A server's steps, one by one: what happens between two of them does not depend on how fast this machine is."""
+
+    def __init__(self, caller: Caller) -> None:
+        """From the next moment without a step on none begins by itself."""
+        ticker = caller.server.process._ticker
+        assert ticker is not None
+        self._ticker = ticker
+        ticker.hold("steps")
+
+    async def one(self) -> None:
+        """Let the next step begin, wait for its end, and let everybody do what follows from it."""
+        self._ticker.release("steps")
+        self._ticker.hold("steps")
+        await until(lambda: self._ticker._engine.due() is None)
+        await turns()
+
+    def go_on(self) -> None:
+        """Let it run."""
+        self._ticker.release("steps")
+
+
+async def stepped(caller: Caller, steps: int, input_ids: list[int], **params: Any) -> tuple[list[dict[str, Any]], str]:
+    """What Caller.stream answers; the first `steps` steps are taken one by one, so that each can make an event."""
+    if not steps:
+        return await caller.stream(input_ids, **params)
+    control = Steps(caller)
+    call = asyncio.create_task(caller.stream(input_ids, **params))
+    await until(lambda: call.done() or caller.server.load().waiting == 1)
+    for _ in range(steps):
+        await control.one()
+    control.go_on()
+    return await call
+
+
+async def turns() -> None:
+    """Let everybody do what there is to do now."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  # the server has no event for all that tests wait for
             await asyncio.sleep(0.001)

@@ -6,12 +6,13 @@ takes much memory.
 
 import asyncio
 import re
-import time
 import tracemalloc
 
 import pytest
+from msgspec import structs
 
 from common.errors import ServerRefused, ServerUnavailable
+from tests.conftest import PATIENCE_SECONDS
 from tests.integration import raw_servers as raw
 from tests.integration.raw_servers import MB, Asked, Handler, answer, body, listening, well
 from tests.integration.worker_steps import until
@@ -26,9 +27,11 @@ KEY = "sesame"
 # What a test may take at most: the limit of an answer to 64 tokens is 1 MB.
 MOST_MEMORY = 24 * MB
 PAUSES = Pauses(first_seconds=0.001, longest_seconds=0.004, trial_seconds=0.02)
-PATIENCE = Patience(
-    least_seconds=0.05, quiet_seconds=0.03, look_seconds=0.01, alive_seconds=0.02, assumed_tokens_per_second=1e6
+# For those that say nothing, whether their state is asked for or not; whoever speaks is waited for as in life.
+IMPATIENCE = Patience(
+    least_seconds=0.05, quiet_seconds=1000.0, look_seconds=0.01, alive_seconds=0.02, assumed_tokens_per_second=1e6
 )
+IMPATIENCE_WITH_SILENCE = structs.replace(IMPATIENCE, quiet_seconds=0.03)
 REASONS: dict[Handler, str] = {
     raw.garbage: "not_an_answer",
     raw.a_head_of_one_endless_line: "not_an_answer",
@@ -55,7 +58,7 @@ SILENT = [handle for handle, reason in REASONS.items() if reason == "timeout"]
 SPEAKING = [handle for handle in REASONS if handle not in SILENT]
 
 
-def client_of(*urls: str) -> SGLangClient:
+def client_of(*urls: str, patience: Patience) -> SGLangClient:
     return SGLangClient(
         urls,
         acceptance=Acceptance(1024, "default"),
@@ -63,15 +66,15 @@ def client_of(*urls: str) -> SGLangClient:
         api_key_of=lambda _: KEY,
         max_connections=4,
         pauses=PAUSES,
-        patience=PATIENCE,
+        patience=patience,
     )
 
 
-async def call(*urls: str) -> tuple[Answer | BadAnswer, SGLangClient]:
-    """How one sample ends on these servers."""
-    client = client_of(*urls)
+async def call(handle: Handler | None, *urls: str) -> tuple[Answer | BadAnswer, SGLangClient]:
+    """How one sample ends on these servers, of which one does as `handle`."""
+    client = client_of(*urls, patience=IMPATIENCE if handle in SILENT else Patience())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             found, _, _ = await client.generate(b"[10,20,30]", prompt_tokens=3)
     except BadAnswer as bad:
         return bad, client
@@ -86,7 +89,7 @@ def test_the_client_ends_with_a_reason(handle: Handler) -> None:
         async with listening(handle, elsewhere=well) as url:
             tracemalloc.start()
             try:
-                return await call(url)
+                return await call(handle, url)
             finally:
                 _, peak = tracemalloc.get_traced_memory()
                 tracemalloc.stop()
@@ -109,7 +112,7 @@ def test_another_server_answers_in_its_place(handle: Handler) -> None:
 
     async def test() -> tuple[Answer | BadAnswer, SGLangClient]:
         async with listening(handle, elsewhere=well) as bad, listening(good) as url:
-            return await call(bad, url)
+            return await call(handle, bad, url)
 
     found, client = asyncio.run(test())
     assert isinstance(found, Answer)
@@ -123,7 +126,7 @@ def test_calls_are_looked_after_whatever_else_the_server_says(elsewhere: Handler
 
     async def test() -> SGLangClient:
         async with listening(raw.nothing_at_all, elsewhere=elsewhere) as url:
-            client = client_of(url)
+            client = client_of(url, patience=IMPATIENCE_WITH_SILENCE)
             call = asyncio.create_task(client.generate(b"[10,20,30]", prompt_tokens=3))
             try:
                 await until("it is given up", lambda: client.failed_attempts.total() > 0)
@@ -142,7 +145,7 @@ def test_a_server_that_is_silent_on_all_its_routes_is_waited_for() -> None:
 
     async def ask(handle: Handler) -> None:
         async with listening(handle) as url:
-            client = client_of(url)
+            client = client_of(url, patience=IMPATIENCE_WITH_SILENCE)
             call = asyncio.create_task(client.generate(b"[10,20,30]", prompt_tokens=3))
             await until("it is down", lambda: client.servers()[0].state == "down")
             assert not call.done()
@@ -156,7 +159,7 @@ def test_a_server_that_is_silent_on_all_its_routes_is_waited_for() -> None:
             await client.aclose()
 
     async def test() -> None:
-        await asyncio.wait_for(asyncio.gather(*(ask(handle) for handle in SILENT)), 40)
+        await asyncio.wait_for(asyncio.gather(*(ask(handle) for handle in SILENT)), PATIENCE_SECONDS)
 
     asyncio.run(test())
 
@@ -170,7 +173,7 @@ def test_a_good_answer_under_a_wrong_name_is_taken() -> None:
 
     async def test() -> tuple[Answer | BadAnswer, SGLangClient]:
         async with listening(handle) as url:
-            return await call(url)
+            return await call(None, url)
 
     found, client = asyncio.run(test())
     assert isinstance(found, Answer)
@@ -186,7 +189,7 @@ def test_a_server_that_hangs_up_after_each_answer_costs_no_sample() -> None:
 
     async def test() -> SGLangClient:
         async with listening(handle, elsewhere=well) as url:
-            client = client_of(url)
+            client = client_of(url, patience=Patience())
 
             async def calls() -> None:
                 for _ in range(50):
@@ -249,8 +252,8 @@ def test_the_preflight_waits_for_nobody_longer_than_it_says() -> None:
             assert f"did not say within {ANSWER_SECONDS:.0f} s what it is" in str(error)
 
     async def test() -> None:
-        await asyncio.gather(*(ask(handle) for handle in SILENT))
+        # Twice as long, and what a busy machine adds to that.
+        async with asyncio.timeout(2 * ANSWER_SECONDS + PATIENCE_SECONDS):
+            await asyncio.gather(*(ask(handle) for handle in SILENT))
 
-    begun = time.monotonic()
     asyncio.run(test())
-    assert time.monotonic() - begun < 2 * ANSWER_SECONDS

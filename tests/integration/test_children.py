@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import TokenmillError
 from producer.children import Child, stop_all
-from tests.conftest import wait_until
+from tests.conftest import PATIENCE_SECONDS, wait_until
 
 # A command that runs until it is told to end, and one that ends at once.
 STAYS = ("simulate", "--port", "0")
@@ -51,7 +51,7 @@ def test_a_child_runs_until_it_is_told_to_end(make: Make, tmp_path: Path) -> Non
     child.look_after()
     assert not child.wait(0)
     child.terminate()
-    assert child.wait(30)
+    assert child.wait(PATIENCE_SECONDS)
     child.terminate()  # a second time is no fault
     child.kill()
 
@@ -62,7 +62,7 @@ def test_a_child_that_ended_is_started_again(make: Make, tmp_path: Path, caplog:
     first = child.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    assert child.wait(30)
+    assert child.wait(PATIENCE_SECONDS)
 
     def again() -> bool:
         child.look_after()
@@ -97,7 +97,7 @@ def test_a_child_that_does_nothing_but_die_is_given_up(make: Make, tmp_path: Pat
 def test_last_words(make: Make, tmp_path: Path) -> None:
     child = make(*ENDS)
     child.start()
-    assert child.wait(30)
+    assert child.wait(PATIENCE_SECONDS)
     assert child.last_words().startswith(f"; the end of {tmp_path / 'child.log'} says: tokenmill, version ")
     (tmp_path / "child.log").write_text("")
     assert child.last_words() == f"; {tmp_path / 'child.log'} is empty"
@@ -106,7 +106,7 @@ def test_last_words(make: Make, tmp_path: Path) -> None:
 def test_a_child_has_the_configuration_of_its_parent(make: Make, tmp_path: Path) -> None:
     child = make("status")
     child.start()
-    assert child.wait(30)
+    assert child.wait(PATIENCE_SECONDS)
     assert f"{tmp_path / 'tokenmill.toml'} does not exist" in child.last_words()
 
 

@@ -18,6 +18,7 @@ from msgspec import structs
 from common.ledger import Ledger
 from common.rejects import read_rejects
 from common.segments import records
+from tests.conftest import PATIENCE_SECONDS
 from tests.integration.worker_steps import SAMPLING, Server, Worker, assert_books_agree, fill, prompt_of, until, working
 from workers.sglang.answer import REASONS, Outcome
 from workers.sglang.client import MAX_TRIES
@@ -39,7 +40,7 @@ PAUSES = Pauses(first_seconds=0.001, longest_seconds=0.004)
 BESIDE = Pauses(first_seconds=0.005, longest_seconds=5.0)
 # A call that its server has lost is given up after 100 ms, and all of them if the scheduler does not live.
 LOST = Patience(least_seconds=0.1, quiet_seconds=100.0, look_seconds=0.02, assumed_tokens_per_second=1e6)
-STALLED = Patience(quiet_seconds=0.05, look_seconds=0.02, alive_seconds=0.05)
+STALLED = Patience(quiet_seconds=0.05, look_seconds=0.02, alive_seconds=0.25)
 
 End = Literal["record", "reject", "halt", "wait"]
 
@@ -178,7 +179,7 @@ def found(ledger: Ledger, output: Path, worker: Worker, answers: Answers, sample
 
 
 def run(test: Callable[[], Awaitable[Found]]) -> Found:
-    return asyncio.run(asyncio.wait_for(test(), 60))
+    return asyncio.run(asyncio.wait_for(test(), 2 * PATIENCE_SECONDS))
 
 
 def within_memory(test: Callable[[], Awaitable[Found]]) -> Found:

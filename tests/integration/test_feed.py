@@ -16,6 +16,7 @@ from common.ledger._keys import keys_of
 from common.rejects import read_rejects
 from producer.datasets.containers import Cursor
 from producer.feed import Feeder
+from tests.conftest import PATIENCE_SECONDS
 from tests.integration.feed_steps import BAD, MAX_NEW_TOKENS, TOKENIZER, VOCAB_SIZE, Feed, Row, ids, numbered
 
 
@@ -272,14 +273,14 @@ def test_two_feeders_at_once_queue_each_row_once(feed: Feed, lock: str) -> None:
         app = make_celery("test", settings)
         with closing(app), closing(Ledger.connect(settings.redis_url)) as own:
             feeder = Feeder(settings, app, own)
-            start.wait(30)
+            start.wait(PATIENCE_SECONDS)
             while not own.snapshot("A").ended:
                 fed.append(feeder.feed("A"))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    start.wait(30)
+    start.wait(PATIENCE_SECONDS)
     while lock == "run out" and any(thread.is_alive() for thread in threads):
         # As when a feed is stopped for minutes: then the cursor alone keeps the two apart.
         feed.ledger.redis.delete(keys_of("A").feeding)

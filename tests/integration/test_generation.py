@@ -89,16 +89,23 @@ def test_the_limit_is_never_exceeded_and_can_change_in_flight(valkey: str, ledge
         server = Server(latency_mean_seconds=0.05)
         async with server, working(valkey, tmp_path, server, limit=4) as worker:
             worker.ring_all("A", 120, per_message=5)
+            server.process.pause("in_place")  # or on a busy machine the first may end before the last begins
             await until("4 are in flight", lambda: server.now == 4)
+            server.process.unpause()
             await until("some are done", lambda: server.totals.finished >= 12)
             assert server.most == 4
             worker.generation.set_concurrency(9)
+            server.process.pause("in_place")
             await until("9 are in flight", lambda: server.now == 9)
+            server.process.unpause()
             await until("more are done", lambda: server.totals.finished >= 40)
             assert server.most == 9
             worker.generation.set_concurrency(2)
-            await until("2 are in flight", lambda: server.now <= 2)
+            await until("no more than 2 are in flight", lambda: worker.generation.facts()["in_flight"] <= 2)
             server.most = 0
+            server.process.pause("in_place")
+            await until("2 are in flight", lambda: server.now == 2)
+            server.process.unpause()
             await until("more are done", lambda: server.totals.finished >= 60)
             assert server.most == 2
             worker.generation.set_concurrency(0)

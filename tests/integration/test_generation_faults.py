@@ -187,10 +187,13 @@ def test_a_full_disk_pauses_the_worker_until_there_is_space(valkey: str, ledger:
         fill(ledger, "A", 300)
         server = Server(speed=0.0)
         async with server, working(valkey, disk, server) as worker:
-            worker.ring_all("A", 300, per_message=8)
+            worker.ring("A", range(8))
+            await until("there is space for some", lambda: ledger.snapshot("A").done == 8)
+            for first in range(8, 300, 8):
+                worker.ring("A", range(first, min(first + 8, 300)))
             await until("it says so", lambda: worker.commits.trouble)
             assert "No space left on device" in worker.commits.trouble
-            assert 0 < ledger.snapshot("A").done < 300
+            assert 8 <= ledger.snapshot("A").done < 300
             assert not count(disk, "A").faults  # no half line is left
             enlarge(disk)
             await until("all are done", lambda: ledger.snapshot("A").done == 300)
@@ -250,8 +253,11 @@ def test_a_redis_that_dies_and_returns_costs_no_answer(own_valkey: EmbeddedRedis
         async with server, working(url_of(own_valkey), tmp_path, server, limit=6) as worker:
             worker.ring_all("A", 60, per_message=6)
             await until("some are done", lambda: ledger.snapshot("A").done >= 12)
+            server.process.pause("in_place")
+            await until("some are in flight", lambda: server.now == 6)
             assert own_valkey.pid is not None
             os.kill(own_valkey.pid, signal.SIGKILL)
+            server.process.unpause()
             await until("it says so", lambda: worker.commits.trouble)
             assert worker.commits.trouble.startswith("Redis does not answer")
             assert own_valkey.restart_if_dead()

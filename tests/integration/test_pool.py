@@ -19,7 +19,7 @@ from celery import Celery
 from common.broker import FEED, GENERATE, KEEP, RESTORE, Sender, make_celery
 from common.ledger import Ledger
 from common.settings import load_settings
-from tests.conftest import REPO, wait_until
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
 from tests.integration.ledger_steps import given_back
 from tests.integration.worker_steps import VOCAB_SIZE, Server, fill
 
@@ -41,10 +41,21 @@ class Served:
         async def answer() -> T:
             return question(self._server)
 
-        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(PATIENCE_SECONDS)
 
     def running(self) -> int:
         return self.ask(lambda server: server.load().running)
+
+    def now(self) -> int:
+        """The requests that have come and are not answered yet."""
+        return self.ask(lambda server: server.now)
+
+    def pause(self) -> None:
+        """Answer nothing until `go_on`: what is in flight stays there, however slow this machine is."""
+        self.ask(lambda server: server.process.pause("in_place"))
+
+    def go_on(self) -> None:
+        self.ask(lambda server: server.process.unpause())
 
 
 @contextmanager
@@ -53,11 +64,11 @@ def serving(**settings: Any) -> Iterator[Served]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     server = Server(**settings)
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(PATIENCE_SECONDS)
     try:
         yield Served(server, loop)
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(PATIENCE_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -120,7 +131,7 @@ class Job:
     def end(self) -> int:
         """Wait for the process to end; answers its exit code."""
         assert self._process is not None
-        return self._process.wait(30)
+        return self._process.wait(PATIENCE_SECONDS)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -168,25 +179,34 @@ def test_task_events_say_which_samples_a_message_had_and_how_they_ended(job: Job
         first, second = sorted(told.values(), key=lambda one: str(one["task-received"]["args"]))
         assert [one["task-received"]["args"] for one in (first, second)] == ["A 0-3", "A 4-7"]
         assert {one["task-received"]["name"] for one in (first, second)} == {GENERATE}
-        assert first["task-succeeded"]["result"] == f"80 tokens: 4 stop; {served.url.removeprefix('http://')}"
-        assert second["task-succeeded"]["result"] .startswith("60 tokens: 3 stop, 1 id_out_of_range; ")
+        assert (
+            first["task-succeeded"]["result"]
+            == f"80 tokens: 4 stop; {served.ask(lambda server: server.url).removeprefix('http://')}"
+        )
+        assert second["task-succeeded"]["result"].startswith("60 tokens: 3 stop, 1 id_out_of_range; ")
 
 
 def test_the_pool_grows_and_shrinks_while_it_works(job: Job, ledger: Ledger) -> None:
     fill(ledger, "A", 400)
+    told: dict[str, Any] = {"destination": [NAME], "reply": True, "timeout": PATIENCE_SECONDS}
     with serving(latency_mean_seconds=0.3) as served:
         job.start(served)
+        served.pause()
         job.send(range(400), per_message=2)
-        wait_until("four are in flight", lambda: served.ask(lambda server: server.now) == 4)
-        assert job.app.control.pool_grow(3, destination=[NAME], reply=True) == [{NAME: {"ok": "pool will grow"}}]
-        wait_until("seven are in flight", lambda: served.ask(lambda server: server.now) == 7)
-        job.app.control.pool_shrink(5, destination=[NAME], reply=True)
-        wait_until("two are in flight", lambda: served.ask(lambda server: server.now) == 2)
-        stats = cast("Any", job.app.control.inspect([NAME]).stats())[NAME]
+        wait_until("four are in flight", lambda: served.now() == 4)
+        assert job.app.control.pool_grow(3, **told) == [{NAME: {"ok": "pool will grow"}}]
+        wait_until("seven are in flight", lambda: served.now() == 7)
+        job.app.control.pool_shrink(5, **told)
+        served.go_on()
+        wait_until("no more than two are in flight", lambda: served.now() <= 2)
+        served.pause()
+        wait_until("two are in flight", lambda: served.now() == 2)
+        inspect = job.app.control.inspect([NAME], timeout=PATIENCE_SECONDS)
+        stats = cast("Any", inspect.stats())[NAME]
         assert stats["pool"]["max-concurrency"] == 2
         assert stats["prefetch_count"] == 2
         assert served.ask(lambda server: server.most) == 7
-        assert job.app.control.inspect([NAME]).registered() == {NAME: [GENERATE, KEEP]}
+        assert inspect.registered() == {NAME: [GENERATE, KEEP]}
 
 
 def test_messages_are_acked_at_the_claim_and_term_gives_everything_back(job: Job, ledger: Ledger) -> None:
@@ -201,8 +221,8 @@ def test_messages_are_acked_at_the_claim_and_term_gives_everything_back(job: Job
         assert job.numbers() == (16, 4, 0)
         job.signal(signal.SIGTERM)
         assert job.end() == 0
+        wait_until("all are aborted", lambda: served.ask(lambda server: server.totals.aborted) == 4)
         assert served.running() == 0
-        assert served.ask(lambda server: server.totals.aborted) == 4
     assert job.held() == (0, 4)
     assert job.numbers() == (20, 0, 0)
     assert given_back(ledger, "A") == [0, 1, 2, 3]
@@ -211,12 +231,14 @@ def test_messages_are_acked_at_the_claim_and_term_gives_everything_back(job: Job
 
 def test_term_lets_answers_in_flight_end_first(job: Job, ledger: Ledger) -> None:
     fill(ledger, "A", 8)
-    # Long enough for TERM to be heard on a busy machine before the first answers end, and others begin.
-    with serving(latency_mean_seconds=4.0) as served:
+    with serving(latency_mean_seconds=0.3) as served:
         job.start(served, drain_seconds=ENDLESS)
+        served.pause()
         job.send(range(8), per_message=4)
-        wait_until("four are generated", lambda: served.running() == 4)
+        wait_until("four are in flight", lambda: served.now() == 4)
         job.signal(signal.SIGTERM)
+        wait_until("it drains", lambda: job.says("waiting up to"))
+        served.go_on()
         assert job.end() == 0
         assert served.ask(lambda server: server.totals.aborted) == 0
     assert job.numbers() == (4, 0, 4)
@@ -236,7 +258,7 @@ def test_a_second_signal_ends_the_drain(job: Job, ledger: Ledger, number: signal
         assert served.running() == 4
         job.signal(number)
         job.end()
-        assert served.running() == 0
+        wait_until("nothing runs", lambda: served.running() == 0)
     assert job.numbers() == (4, 0, 0)
     assert given_back(ledger, "A") == [0, 1, 2, 3]
 

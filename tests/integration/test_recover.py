@@ -92,9 +92,7 @@ def books(state: DatasetState) -> DatasetState:
     """What a recovery must restore: all but clock, queue, cursor, the count of lost leases and the gates' window."""
     of_the_queue: dict[str, Any] = {"queued": 0, "sent": 0, "in_flight": 0, "starts": 0, "fed": 0, "fed_bytes": 0}
     of_the_gates: dict[str, Any] = {"recent": 0, "gates_since_ms": 0}  # which begin anew
-    return replace(
-        state, now_ms=0, cursor="", ended=False, room=0, window=0, expired=0, **of_the_queue, **of_the_gates
-    )
+    return replace(state, now_ms=0, cursor="", ended=False, room=0, window=0, expired=0, **of_the_queue, **of_the_gates)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "everything"])
@@ -155,7 +153,7 @@ def test_torn_last_lines_are_cut_and_faulty_lines_are_left(ledger: Ledger, setti
 def test_a_ledger_in_use_is_refused_unless_forced(ledger: Ledger, settings: Settings) -> None:
     write_segment(settings.output, "w-0.jsonl", record_line(0), record_line(1)[:-1])
     ledger.heartbeat("generate@host", {"concurrency": 4})
-    with pytest.raises(UsageError, match=r"in use by generate@host \(seen 0 s ago\)"):
+    with pytest.raises(UsageError, match=r"in use by generate@host \(seen \d+ s ago\)"):
         recover(settings, ledger)
     assert ledger.datasets() == []
     (done,) = recover(settings, ledger, force=True)

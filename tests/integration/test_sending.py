@@ -14,6 +14,7 @@ from common.broker import make_celery, pending_samples
 from common.ledger import InFlight, Ledger, pack_in_flight
 from common.sections import DatasetSettings, TokenizerSettings
 from common.settings import Settings
+from tests.integration.ledger_steps import PatientKeeper
 from workers.keeper import Keeper
 
 
@@ -27,7 +28,7 @@ def app(valkey: str, tmp_path: Path) -> Iterator[Celery]:
 
 @pytest.fixture
 def keeper(app: Celery, ledger: Ledger) -> Iterator[Keeper]:
-    keeper = Keeper(app.conf["tokenmill"], app, ledger)
+    keeper = PatientKeeper(app.conf["tokenmill"], app, ledger)
     yield keeper
     keeper.close()
 

@@ -1,12 +1,14 @@
 """Servers that freeze, pause and die under a worker, and the samples that kill them."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import structs
 
 from common.ledger import Ledger
 from common.rejects import read_rejects
@@ -27,11 +29,13 @@ from workers.sglang.simulator.answers import Answers
 from workers.sglang.simulator.faults import Fault
 from workers.sglang.watch import Patience
 
-# A hundred times faster than life: an answer takes 40 ms, a dead scheduler breaks its connections after 50, a trial
-# lasts 200, and a server that says nothing for 100 is asked three times whether it lives.
+# A hundred times faster than life: an answer takes 40 ms, and a dead scheduler breaks its connections after 50, which
+# must be within a trial also where the machine stands still for a while. A server that says nothing for 100 ms is asked
+# three times whether it lives.
 SPEED = 100.0
-PAUSES = Pauses(first_seconds=0.002, longest_seconds=0.05, trial_seconds=0.2)
-PATIENCE = Patience(quiet_seconds=0.1, look_seconds=0.03, alive_seconds=0.1)
+PAUSES = Pauses(first_seconds=0.002, longest_seconds=0.05, trial_seconds=3.0)
+SHORT_TRIALS = structs.replace(PAUSES, trial_seconds=0.2)
+PATIENCE = Patience(quiet_seconds=0.1, look_seconds=0.03, alive_seconds=0.5)
 POISON = (777, 778)
 
 
@@ -77,7 +81,7 @@ def test_a_server_that_freezes_is_found_out_and_its_samples_go_to_the_other(
         async with (
             first,
             second,
-            working(valkey, tmp_path, [first, second], pauses=PAUSES, patience=PATIENCE) as worker,
+            working(valkey, tmp_path, [first, second], pauses=SHORT_TRIALS, patience=PATIENCE) as worker,
         ):
             worker.ring_all("A", 80, per_message=4)
             await until("both answer", lambda: first.totals.finished >= 8 and second.totals.finished >= 8)
@@ -101,21 +105,26 @@ def test_a_server_that_freezes_is_found_out_and_its_samples_go_to_the_other(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_a_paused_server_is_waited_for(valkey: str, ledger: Ledger, tmp_path: Path, mode: str) -> None:
-    # Its scheduler answers, and it is over its limit ten times.
-    patience = Patience(least_seconds=0.05, quiet_seconds=0.05, look_seconds=0.01, assumed_tokens_per_second=1e6)
+    hour = 3600.0  # twice what a call may take
 
     async def test() -> None:
         fill(ledger, "A", 24)
         one = server(speed=2000.0, latency_mean_seconds=None)
         async with (
             one,
-            working(valkey, tmp_path, one, pauses=PAUSES, patience=patience) as worker,
+            working(valkey, tmp_path, one, pauses=PAUSES, patience=Patience(look_seconds=0.01)) as worker,
             aiohttp.ClientSession() as session,
         ):
             await _post(session, one.url + "/pause_generation", {"mode": mode})
             worker.ring_all("A", 24, per_message=4)
             await until("it has some", lambda: one.now == 8)
-            await asyncio.sleep(0.5)
+            calls = list(worker.client._running.values())
+            for _ in range(2):
+                # As if they had waited so long; and the pause is seen, which is none of their time.
+                began = time.monotonic()
+                for call in calls:
+                    call.counts_from = began - hour
+                await until("the pause is seen", lambda: all(call.counts_from > began for call in calls))  # noqa: B023
             assert one.now == 8
             await _post(session, one.url + "/continue_generation", {})
             await until("all have ended", lambda: ended(ledger) == 24)
@@ -137,9 +146,9 @@ async def poisoned_run(
     """61 samples, of which some kill their server: those are rejected, and no other is."""
     samples = 61
     fill(ledger, "A", samples, **poisonous(*poison))
-    async with working(valkey, output, list(servers), pauses=PAUSES, patience=PATIENCE, **options) as worker:
+    async with working(valkey, output, list(servers), pauses=PAUSES, **options) as worker:
         worker.ring_all("A", samples, per_message=4)
-        await until("all have ended", lambda: ended(ledger) == samples, 40)
+        await until("all have ended", lambda: ended(ledger) == samples)
     await until("nothing is left at the servers", lambda: nothing_runs(*servers))
     check(ledger, output, Answers(servers[0].config), samples, poison)
     return worker
@@ -192,9 +201,11 @@ def test_a_sample_that_kills_no_server_any_more_is_answered(valkey: str, ledger:
     async def test() -> None:
         fill(ledger, "A", 60)
         one = server()
-        async with one, working(valkey, tmp_path, one, pauses=PAUSES, patience=PATIENCE) as worker:
+        async with one, working(valkey, tmp_path, one, pauses=SHORT_TRIALS) as worker:
             worker.ring_all("A", 60, per_message=4)
             for deaths in range(1, 3):
+                await until("it is there", lambda: not one.dead.is_set())
+                one.process.pause("in_place")  # none of them ends before all have come
                 await until("it has some", lambda: one.now == 8)
                 one.die("the operator's mistake")
                 lost = 8 * deaths
@@ -212,11 +223,13 @@ def test_nothing_is_lost_or_used_up_while_the_only_server_is_dead(valkey: str, l
     async def test() -> None:
         fill(ledger, "A", 40)
         one = server(restart_seconds=None)
-        async with one, working(valkey, tmp_path, one, pauses=PAUSES, patience=PATIENCE) as worker:
+        async with one, working(valkey, tmp_path, one, pauses=SHORT_TRIALS) as worker:
+            one.process.pause("in_place")
             worker.ring_all("A", 40, per_message=4)
             await until("it has some", lambda: one.now == 8)
             one.die("power is gone")
             await until("it is down", lambda: worker.client.servers()[0].state == "down")
+            await until("all calls have broken", lambda: worker.client.in_flight == 0)
             since = worker.client.servers()[0].since
             refused = worker.client.failed_attempts["unreachable"]
             await asyncio.sleep(0.5)  # ten of its longest pauses

@@ -1,6 +1,5 @@
 """A worker put together: it waits for what it must know, and ends whenever it is told to."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -47,12 +46,15 @@ def test_messages_that_come_before_the_model_is_known_wait(make: Make, ledger: L
         ended: list[str] = []
         async with Server(latency_mean_seconds=0.02) as server:
             service = make(server)
+            server.process.pause("in_place")
             await service.start()
             service.ring(bell(range(10), ended))
             service.ring(bell(range(10, 20), ended))
             service.set_concurrency(5)
             assert ledger.snapshot("A").in_flight == 0
             ledger.set_model({"vocab_size": VOCAB_SIZE, "weight_version": "default"})
+            await until("five are in flight", lambda: server.now == 5)
+            server.process.unpause()
             await until("both ended", lambda: len(ended) == 2)
             assert server.most == 5
             await service.stop(0)
@@ -89,7 +91,7 @@ def test_a_server_of_other_weights_halts_the_run(make: Make, ledger: Ledger, tmp
             await service.start()
             service.ring(bell(range(2), ended))
             await until("the message ended", lambda: ended)
-            await asyncio.wait_for(service.stop(0), 20)
+            await service.stop(0)
         state = ledger.snapshot("A")
         assert (state.state, state.queued, state.in_flight, state.done) == ("halted", 2, 0, 0)
         assert state.reason.startswith("no_fit_server: ")

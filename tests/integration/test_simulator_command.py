@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from common.errors import UnavailableError, UsageError
-from tests.conftest import REPO, wait_until
+from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
 from tests.integration.simulator_steps import (
     Caller,
     with_server,
@@ -23,6 +23,8 @@ from tests.integration.simulator_steps import (
 from workers.sglang.simulator.cli import simulate
 from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.server import Simulator
+
+SPEED = 100
 
 
 def test_an_address_that_is_taken_is_said_in_one_sentence() -> None:
@@ -49,7 +51,7 @@ def command(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[st
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as process:
         wait_until("the simulator has written its port", lambda: port_file.exists() or process.poll() is not None)
         yield process, f"http://127.0.0.1:{int(port_file.read_text())}"
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
         behind = ", behind a router" if "--router" in options else ""
         said = f"simulated SGLang on http://127.0.0.1:{port_file.read_text().strip()}{behind}\n"
         assert (process.returncode, stderr) == (0, said)
@@ -71,7 +73,7 @@ def test_an_interrupt_ends_the_command_while_requests_run(tmp_path: Path) -> Non
         async with aiohttp.ClientSession() as session:
             body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 50_000}}
             running = asyncio.create_task(send(session, f"{url}/generate", body))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while await running_requests(session, url) == 0:
                     pass
             process.send_signal(signal.SIGINT)
@@ -97,13 +99,14 @@ def test_a_term_lets_the_command_finish_what_runs_and_take_more(tmp_path: Path) 
 
     async def call(url: str) -> None:
         async with aiohttp.ClientSession() as session:
-            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 200}}
+            await slow_down(0.1 * SPEED)  # seconds a step: what runs does not end by itself
+            body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2000}}
             running = asyncio.create_task(send(session, f"{url}/generate", body))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while await running_requests(session, url) == 0:
                     pass
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 health = 200
                 while health == 200:
                     async with session.get(f"{url}/health") as response:
@@ -113,9 +116,17 @@ def test_a_term_lets_the_command_finish_what_runs_and_take_more(tmp_path: Path) 
                 await send(session, f"{url}/generate", {"input_ids": [2], "sampling_params": {"max_new_tokens": 3}})
                 == 3
             )
-            assert await running == 200
+            await slow_down(None)
+            assert await running == 2000
 
-    with command(tmp_path, "--mean-tokens", "50000", "--speed", "4") as (process, url):
+    async def slow_down(seconds: float | None) -> None:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/slow_down", json={"forward_sleep_time": seconds}) as response,
+        ):
+            assert response.status == 200
+
+    with command(tmp_path, "--mean-tokens", "50000", "--speed", str(SPEED)) as (process, url):
         asyncio.run(call(url))
 
 
@@ -133,7 +144,7 @@ def test_a_death_ends_the_command_with_a_sentence(tmp_path: Path) -> None:
                     await send(session, f"{url}/generate", {"input_ids": [1 << 40]})
 
         asyncio.run(call())
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 4
         assert "died: it was sent an id that its model does not have" in stderr
         assert "Traceback" not in stderr
@@ -144,7 +155,7 @@ def test_a_router_goes_on_when_its_server_has_died(tmp_path: Path) -> None:
         async with aiohttp.ClientSession() as session:
             async with session.post(f"{url}/_sim/die", json={}) as response:
                 assert response.status == 200
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 status = 200
                 while status == 200:
                     async with session.post(f"{url}/generate", json={"input_ids": [1]}) as response:

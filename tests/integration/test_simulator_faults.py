@@ -129,15 +129,25 @@ def test_an_endless_body_and_a_gzip_bomb_come_in_pieces() -> None:
     with_server(test, **INSTANT)
 
 
-def test_a_request_that_hangs_is_never_run() -> None:
+def test_a_request_that_hangs_is_not_run_until_the_fault_is_taken_back() -> None:
     async def test(caller: Caller) -> None:
-        await set_faults(caller, {"hang": {"next": 1}})
-        hanging = asyncio.create_task(caller.generate(PROMPT))
-        await until(lambda: caller.server.totals.refused == 1)
-        assert (await caller.generate(PROMPT))[0] == 200
-        assert not hanging.done()
-        hanging.cancel()
-        assert caller.server.totals.finished == 1
+        totals = caller.server.totals
+        for number, change in enumerate(("cleared", "replaced", "never")):
+            await set_faults(caller, {"hang": {"next": 1}})
+            hanging = asyncio.create_task(caller.generate(PROMPT))
+            await until(lambda: totals.refused == 1)
+            assert (await caller.generate(PROMPT))[0] == 200
+            assert not hanging.done()
+            assert totals.finished == 2 * number + 1
+            if change == "cleared":
+                await caller.call("DELETE", "/_sim/faults")
+            elif change == "replaced":
+                await set_faults(caller, {"hang": {"after": 9}})
+            else:
+                hanging.cancel()
+                continue
+            assert (await hanging)[0] == 200
+            assert totals.refused == 0
 
     with_server(test, **INSTANT)
 

@@ -19,6 +19,8 @@ from tests.integration.simulator_steps import (
     with_server,
 )
 
+RESTART_SECONDS = 1.0  # nobody must find it back who looks whether it is gone
+
 
 @pytest.mark.parametrize("how", ["an id", "no ids", "poison", "told", "fault"])
 def test_a_death_breaks_all_connections_and_it_comes_back_empty_on_the_same_port(how: str) -> None:
@@ -28,7 +30,7 @@ def test_a_death_breaks_all_connections_and_it_comes_back_empty_on_the_same_port
         await caller.until_load(1, 0)
         broken = [running]
         if how == "told":
-            await caller.call("POST", "/_sim/die", json={"restart_seconds": 0.2})
+            await caller.call("POST", "/_sim/die", json={"restart_seconds": RESTART_SECONDS})
         else:
             prompts: dict[str, list[Any]] = {"an id": [5, 1024], "no ids": [[]]}
             ids = prompts.get(how, [1, 7, 8, 9])
@@ -47,7 +49,7 @@ def test_a_death_breaks_all_connections_and_it_comes_back_empty_on_the_same_port
         assert (await caller.load())["num_running_reqs"] == 0
         assert (await caller.generate([5], max_new_tokens=3))[0] == 200
 
-    with_server(test, speed=200.0, restart_seconds=0.2, **SLOW)
+    with_server(test, speed=200.0, restart_seconds=RESTART_SECONDS, **SLOW)
 
 
 def test_without_a_restart_it_stays_dead() -> None:

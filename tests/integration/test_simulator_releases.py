@@ -106,9 +106,13 @@ def test_0_5_13_keeps_the_rid_of_a_prompt_that_was_too_long() -> None:
 @pytest.mark.parametrize(("profile", "dies"), [("0.5.13", True), ("0.5.19", False)])
 def test_an_abort_that_meets_the_last_step_kills_old_releases(profile: str, dies: bool) -> None:
     async def test(caller: Caller) -> None:
-        await caller.call("POST", "/slow_down", json={"forward_sleep_time": 1e5})
+        ticker = caller.server.process._ticker
+        assert ticker is not None
+        ticker.hold("test")
         call = asyncio.create_task(caller.generate(PROMPT, rid="r", max_new_tokens=2))
-        await caller.until_load(1, 0)
+        await until(lambda: caller.server.load().waiting == 1)
+        ticker.release("test")
+        ticker.slow_down(3e5)  # not this step, but the next: three seconds for the abort to meet it
         await caller.until(lambda load: load["num_used_tokens"] == len(PROMPT) + 1)  # the second step has begun
         await caller.call("POST", "/abort_request", json={"rid": "r"})
         if dies:

@@ -162,7 +162,7 @@ def test_it_outlives_the_server(how: str) -> None:
 def test_the_server_comes_back_by_itself() -> None:
     async def test(caller: Caller) -> None:
         port = caller.server.port
-        await caller.call("POST", "/_sim/die", json={"restart_seconds": 0.2})
+        await caller.call("POST", "/_sim/die", json={"restart_seconds": 1.0})
         await caller.server.dead.wait()
         assert await caller.generate(PROMPT) == (503, NO_WORKERS)
         await until(lambda: not caller.server.dead.is_set())

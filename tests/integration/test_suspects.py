@@ -15,6 +15,7 @@ from common.settings import Settings
 from tests.integration.ledger_steps import (
     HOUR,
     KEYS,
+    PatientKeeper,
     claim,
     counts,
     every_key,
@@ -26,7 +27,7 @@ from tests.integration.ledger_steps import (
     record,
     settings,
 )
-from workers.keeper import MAX_TRIES, Keeper
+from workers.keeper import MAX_TRIES
 
 
 def suspect(ledger: Ledger, *indices: int) -> None:
@@ -219,10 +220,10 @@ def test_a_suspect_that_the_ledger_forgot_holds_up_no_other_for_longer_than_a_le
     feed(ledger, 1)
     suspect(ledger, 0)
     now_ms = ledger.snapshot("b1").now_ms
-    ledger.redis.hset(KEYS.suspects, "tokenmill:d:gone:leases 7", f"{now_ms - 50_000} w1")
+    ledger.redis.hset(KEYS.suspects, "tokenmill:d:gone:leases 7", f"{now_ms - 1_800_000} w1")
 
-    assert ledger.claim("b1", "w1", 60, [0]) == ([], {0: "alone"})
-    assert len(ledger.claim("b1", "w1", 50, [0])[0]) == 1
+    assert ledger.claim("b1", "w1", HOUR, [0]) == ([], {0: "alone"})
+    assert len(ledger.claim("b1", "w1", HOUR / 2, [0])[0]) == 1
 
 
 def test_one_sample_kills_three_workers_and_the_thirty_that_flew_with_it_are_answered(
@@ -234,7 +235,7 @@ def test_one_sample_kills_three_workers_and_the_thirty_that_flew_with_it_are_ans
     given = Settings(output=tmp_path, redis=valkey, tokenizer=TokenizerSettings(path=tmp_path))
     deaths = 0
     with make_celery("tokenmill", given) as app:
-        keeper = Keeper(given, app, ledger)
+        keeper = PatientKeeper(given, app, ledger)
         ledger.heartbeat("w1@host", {"kind": "worker", "limit": 64})
         for _ in range(100):
             assert keeper.tick()

@@ -19,6 +19,7 @@ from common.payload import Packer
 from common.records import Head
 from common.sections import DatasetSettings
 from common.segments import count
+from tests.conftest import PATIENCE_SECONDS
 from tests.over_httpx import OverHttpx
 from workers.commits import Commits
 from workers.generation import Generation
@@ -184,7 +185,7 @@ async def working(
             await worker.stop()
 
 
-async def until(what: str, condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
     """Let the loop run until `condition` holds; fail with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -195,7 +196,7 @@ async def until(what: str, condition: Callable[[], object], seconds: float = 20.
 
 def run(test: Callable[[], Any]) -> None:
     """Run a test's coroutine."""
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 2 * PATIENCE_SECONDS))
 
 
 def assert_books_agree(ledger: Ledger, output: Path, dataset: str) -> None:

@@ -182,7 +182,7 @@ def test_the_example_configuration_loads_in_every_service(name: str, monkeypatch
     assert settings.server.urls == ["http://host.docker.internal:30000"]
     assert settings.output == Path("/output")
     assert settings.tokenizer.path == Path("/model")
-    assert [dataset.path.parent for dataset in settings.datasets] == [Path("/data")]
+    assert [Path(dataset.path).parent for dataset in settings.datasets] == [Path("/data")]
 
 
 def test_compose_accepts_the_file() -> None:

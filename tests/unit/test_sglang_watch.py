@@ -10,24 +10,35 @@ import pytest
 from tests.played import Network, Reply, accepted, client_of, failure, generate, never, run, until
 from workers.sglang.answer import BadAnswer, Outcome
 from workers.sglang.client import MAX_UNPROVEN, SGLangClient
-from workers.sglang.watch import Patience, Speed
+from workers.sglang.watch import Call, Patience, Speed
 
 # Looks every 2 ms; a call is over its limit after 10 ms, and in every case over after 40.
 HASTE = Patience(least_seconds=0.01, look_seconds=0.002, quiet_seconds=1000.0, assumed_tokens_per_second=1e6)
 # The same for a server that says nothing.
-QUIET = Patience(quiet_seconds=0.004, look_seconds=0.002, alive_seconds=0.01)
+QUIET = Patience(quiet_seconds=0.004, look_seconds=0.002, alive_seconds=0.1)
+HOUR = 3600.0  # twice what a call may take, and half of what it may while its server is at work
 
 
 def loads(running: int, waiting: int = 0) -> httpx.Response:
     return httpx.Response(200, json={"loads": [{"num_running_reqs": running, "num_waiting_reqs": waiting}]})
 
 
-def after(seconds: float) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
+def after(condition: Callable[[], bool]) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
+    """An answer that comes when the condition holds."""
+
     async def answer(request: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(seconds)
+        await until(condition)
         return accepted(request)
 
     return answer
+
+
+async def waits_since(client: SGLangClient, seconds: float) -> Call:
+    """The only call, as if it had been waited for so long."""
+    await until(lambda: client.in_flight == 1)
+    (call,) = client._running.values()
+    call.counts_from = call.started - seconds
+    return call
 
 
 ROUTER = httpx.Response(200, json={"workers": [{"worker": "http://w:1", "load": -1}]})
@@ -37,10 +48,16 @@ ROUTER = httpx.Response(200, json={"workers": [{"worker": "http://w:1", "load": 
 def test_a_server_at_work_is_waited_for_beyond_the_limit(busy: httpx.Response) -> None:
     old: list[Reply] = [busy] if isinstance(busy.json(), list) else [httpx.Response(404)]
     new: list[Reply] = [httpx.Response(404)] if isinstance(busy.json(), list) else [busy]
-    network = Network(generate=[after(0.03)], v1_loads=new, get_load=old)
-    run(generate, client_of(network, patience=HASTE))
+    network = Network(v1_loads=new, get_load=old)
+    network.replies["generate"] = [after(lambda: network.paths.count("/v1/loads") >= 3)]
+
+    async def wait(client: SGLangClient) -> None:
+        waiting = asyncio.create_task(generate(client))
+        await waits_since(client, HOUR)
+        await waiting
+
+    run(wait, client_of(network, patience=Patience(look_seconds=0.002)))
     assert network.paths.count("/generate") == 1
-    assert network.paths.count("/v1/loads") >= 1
 
 
 def test_but_not_for_ever() -> None:
@@ -73,14 +90,40 @@ def test_a_paused_server_is_waited_for(running: int) -> None:
 
     async def pause(client: SGLangClient) -> None:
         call = asyncio.create_task(generate(client))
-        await asyncio.sleep(0.1)  # ten times the limit
+        await until(lambda: network.paths.count("/health") >= 5)  # beyond its limit as often
         unpaused.set()
         await call
 
     client = client_of(network, patience=HASTE)
     run(pause, client)
     assert client.failed_attempts == {}
-    assert "/health" in network.paths
+
+
+def test_the_time_for_which_its_server_was_paused_is_none_of_a_calls() -> None:
+    """An hour of it, twice what a call may take: nothing is given up when the server goes on, and looks idle."""
+    answered = asyncio.Event()
+
+    async def held(request: httpx.Request) -> httpx.Response:
+        await answered.wait()
+        return accepted(request)
+
+    network = Network(generate=[held], health=[httpx.Response(503)], v1_loads=[loads(0)])
+    # The server is asked whether it lives at each look, before what is late is judged.
+    client = client_of(network, patience=Patience(quiet_seconds=0.0, look_seconds=0.002))
+
+    async def pause(client: SGLangClient) -> None:
+        waiting = asyncio.create_task(generate(client))
+        call = await waits_since(client, HOUR)
+        await until(lambda: call.counts_from > call.started)
+        network.replies["health"] = [httpx.Response(200)]
+        looks = len(network.hosts("/get_server_info"))
+        await until(lambda: len(network.hosts("/get_server_info")) >= looks + 3)
+        answered.set()
+        await waiting
+
+    run(pause, client)
+    assert client.failed_attempts == {}
+    assert network.paths.count("/generate") == 1
 
 
 def test_a_limit_that_was_set_holds_whatever_the_server_says() -> None:
@@ -120,19 +163,18 @@ def test_a_scheduler_that_answers_now_and_then_is_slow_and_not_dead() -> None:
         asked += 1
         return httpx.Response(200) if asked % 3 == 0 else await never(request)
 
-    network = Network(generate=[after(0.3)], get_server_info=[every_third])
+    network = Network(generate=[after(lambda: asked >= 6)], get_server_info=[every_third])
     client = client_of(network, patience=QUIET)
     run(generate, client)
     assert client.failed_attempts == {}
-    assert asked >= 6
 
 
 def test_an_answer_that_is_long_in_coming_from_a_live_server_is_waited_for() -> None:
-    network = Network(generate=[after(0.1)])
+    network = Network()
+    network.replies["generate"] = [after(lambda: network.paths.count("/get_server_info") > 3)]
     client = client_of(network, patience=QUIET)
     run(generate, client)
     assert client.failed_attempts == {}
-    assert network.paths.count("/get_server_info") > 3
 
 
 def test_a_call_that_is_cancelled_from_outside_stays_cancelled() -> None:

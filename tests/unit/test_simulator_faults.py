@@ -49,6 +49,12 @@ def test_a_poison_strikes_where_its_ids_stand_one_after_the_other() -> None:
     assert struck(faults, prompts) == ["poison"] * 3 + [None] * 3
 
 
+def test_any_fault_of_requests_can_be_one_of_certain_prompts() -> None:
+    faults = Faults(0)
+    faults.set({"hang": Fault(ids=(5, 6), next=1)})
+    assert struck(faults, [[6, 5], [1, 5, 6], [5, 6]]) == [None, "hang", None]
+
+
 def test_a_fault_of_the_server_strikes_no_request() -> None:
     faults = Faults(0)
     faults.set({"false_health": Fault(), "frozen": Fault(), "stale_loads": Fault()})

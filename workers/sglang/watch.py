@@ -37,7 +37,8 @@ class Patience(msgspec.Struct, frozen=True):
 
     `answer_seconds` is a limit that an operator has set, and holds. Without one it is 3 times what max_new_tokens take
     at the measured speed (2 tokens/s until one is measured), `least_seconds` at least, and up to 4 times that while the
-    server works. A server that has said nothing for `quiet_seconds` is asked every `look_seconds` whether it lives.
+    server works; from the last time on that the server was seen paused. A server that has said nothing for
+    `quiet_seconds` is asked every `look_seconds` whether it lives.
     """
 
     answer_seconds: float | None = None
@@ -55,12 +56,12 @@ class Patience(msgspec.Struct, frozen=True):
 class Call:
     """One request in flight; for the task that made it."""
 
-    __slots__ = ("max_new_tokens", "server", "started", "task", "verdict")
+    __slots__ = ("counts_from", "max_new_tokens", "server", "started", "task", "verdict")
 
     def __init__(self, server: Server, max_new_tokens: int) -> None:
         self.server = server
         self.max_new_tokens = max_new_tokens
-        self.started = time.monotonic()
+        self.started = self.counts_from = time.monotonic()  # its limit: from when the server was last seen paused
         self.task = asyncio.current_task()
         self.verdict: BadAnswer | None = None
 
@@ -143,8 +144,8 @@ class Watch:
             await self._look_at_quiet(server, calls, now - quiet_since)
         else:
             self._stalls.pop(server.url, None)
-        late = [call for call in calls if now - call.started > self._limit(call)]
-        if late:
+        late = [call for call in calls if now - call.counts_from > self._limit(call)]
+        if late and not await self._is_excused(server, calls):
             await self._look_at_late(server, late, now)
 
     async def _look_at_quiet(self, server: Server, calls: list[Call], seconds: float) -> None:
@@ -161,16 +162,24 @@ class Watch:
         for call in calls:
             call.give_up(BadAnswer("stalled", detail))
 
+    async def _is_excused(self, server: Server, calls: list[Call]) -> bool:
+        """Whether the server is paused, which is no time of its calls: a limit that nobody has set begins anew.
+
+        Else all that had waited for longer would be given up at the first look after it goes on.
+        """
+        if self._patience.answer_seconds is not None or not await self._paused(server):
+            return False
+        now = time.monotonic()
+        for call in calls:
+            call.counts_from = now
+        return True
+
     async def _look_at_late(self, server: Server, late: list[Call], now: float) -> None:
-        """Give up what is over its limit, unless the server is at work (for a while longer) or paused."""
-        if self._patience.answer_seconds is None:
-            if await self._at_work(server):
-                late = [call for call in late if now - call.started > (1 + _EXTENSIONS) * self._limit(call)]
-            # Its figures stand still while it is paused, and may say that something runs.
-            if not late or await self._paused(server):
-                return
+        """Give up what is over its limit, unless the server is at work (for a while longer)."""
+        if self._patience.answer_seconds is None and await self._at_work(server):
+            late = [call for call in late if now - call.counts_from > (1 + _EXTENSIONS) * self._limit(call)]
         for call in late:
-            seconds = now - call.started
+            seconds = now - call.counts_from
             call.give_up(BadAnswer("timeout", f"{server.url} gave no answer within {seconds:.0f} s"))
 
     def _limit(self, call: Call) -> float:

@@ -119,7 +119,7 @@ class Control:
         return await self._get_faults(request)
 
     async def _clear_faults(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._server.faults.active.clear()
+        self._server.faults.clear()
         self._server.process.obey_faults()
         return await self._get_faults(request)
 

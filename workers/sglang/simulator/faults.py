@@ -1,10 +1,12 @@
 """Faults that a simulated server can be told to have, at its start (`--fault`) or while it runs (`/_sim/faults`).
 
-A fault of a request strikes all requests, a `share` of them, or the `next` so many, once `after` others have passed.
+A fault of a request strikes all requests, a `share` of them, or the `next` so many, once `after` others have passed;
+with `ids` only those whose prompts hold them.
 At most one strikes a request: the first that is due, in the order in which they were set. A fault of the server holds
 until it is taken back. All strike streams, too; see streams.py.
 """
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -19,7 +21,7 @@ OF_REQUESTS = MappingProxyType(
     {
         "status": "refused with `status` (503), before it runs",
         "reset": "connection reset before it runs",
-        "hang": "never answered, never run",
+        "hang": "not run, and not answered, until the fault is taken back",
         "html": "an HTML page with 200",
         "redirect": "302 to another path",
         "endless": "a body without end",
@@ -70,6 +72,7 @@ class Faults:
 
     def __init__(self, seed: int) -> None:
         self.active: dict[str, Fault] = {}
+        self._changed = asyncio.Event()  # a new one after each change
         self._random = random.Random(seed)
 
     def set(self, changes: Mapping[str, Fault | None]) -> None:
@@ -80,11 +83,26 @@ class Faults:
             self.active.pop(name, None)
             if fault is not None:
                 self.active[name] = fault
+        self._tell()
+
+    def clear(self) -> None:
+        """Take all back."""
+        self.active.clear()
+        self._tell()
+
+    async def taken_back(self, name: str, fault: Fault) -> None:
+        """Wait until this fault is taken back, or another takes its place."""
+        while self.active.get(name) is fault:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def strike(self, input_ids: Sequence[int]) -> tuple[str, Fault] | None:
         """The fault that strikes this request."""
         for name, fault in self.active.items():
-            if name in OF_THE_SERVER or (name == "poison" and not _holds(input_ids, fault.ids)):
+            if name in OF_THE_SERVER or (fault.ids and not _holds(input_ids, fault.ids)):
                 continue
             if fault.after:
                 fault.after -= 1

@@ -41,8 +41,6 @@ async def before(name: str, fault: Fault, request: web.BaseRequest) -> web.Strea
             response = _status(fault.status)
         case "reset":
             response = break_connection(request, reset=True)
-        case "hang":
-            await asyncio.get_running_loop().create_future()  # until the caller leaves
         case "html":
             response = web.Response(body=_PAGE, content_type="text/html")
         case "redirect":

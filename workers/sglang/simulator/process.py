@@ -198,7 +198,9 @@ class Process:
                 await streams.begin(request)
             self._kill("a fault told it to")
             return await _wait_for_the_end()
-        if (response := await faulty.before(name, fault, request)) is not None:
+        if name == "hang":
+            await self._faults.taken_back(name, fault)
+        elif (response := await faulty.before(name, fault, request)) is not None:
             return response
         self._totals.refused -= 1
         return await self._answer(request, faulty.asked_instead(name, asked), received, name)
