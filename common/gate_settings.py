@@ -1,5 +1,6 @@
 """[gates]: which share of which flag stops a dataset, and what becomes of flagged records."""
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -35,14 +36,20 @@ class ChangeSettings(_Section):
     factor: Annotated[float, Field(gt=1)] = 1.6  # answers are so many times as long, or as short, as before
 
 
+def gate_in(reason: str) -> str | None:
+    """The gate that has stopped a dataset, given why it is stopped; None if it was none (workers/gatekeeping.py)."""
+    found = re.match(r"gate (\w+): ", reason)
+    return found[1] if found else None
+
+
 # Where nothing else is set.
 SHARES = MappingProxyType(
     {
         "truncated": 0.5,
         "clipped": 0.1,
-        "no_think": 0.5,
+        "no_think": 0.4,
         "no_think_end": 0.1,
-        "empty_think": 0.5,
+        "empty_think": 0.4,
         "empty_answer": 0.1,
         "think_only": 0.1,
         "unbalanced_tool_calls": 0.2,

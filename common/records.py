@@ -25,8 +25,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     `meta` the row's own id and labels. `finish_reason` is "stop" or "length"; `flags` names what is
     odd: "truncated" (it ended by length), "clipped" (by a smaller length than was asked for), "max_new_tokens_cut" (its
     prompt left no room in the context for the max_new_tokens of all, and less was asked for; an answer that ended
-    within is whole), "uncounted" (it does not count against the cap), and those of common/flags.py. What there is to say
-    of a flag beyond its name stands in `flag_details`, by flag.
+    within is whole), "uncounted" (it does not count against the cap), and those of common/flags.py. What there is to
+    say of a flag beyond its name stands in `flag_details`, by flag.
 
     Of a conversation whose every assistant turn is made anew, this is turn number `turn`, counted from 0, of `turns`;
     `index` is then that of common/turns.py. `parent` is the index of the turn before it, whose answer stands in these

@@ -92,8 +92,8 @@ def workers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
         figures = (str(worker[key]) if worker[key] is not None else "-" for key in ("in_flight", "limit", "pid"))
         since = f"{datetime.fromtimestamp(worker['since']).astimezone():%Y-%m-%d %H:%M:%S}" if worker["since"] else "-"
         grid.add_row(worker["name"], worker["state"], *figures, since)
-    logs = [Text(f"{one['name']}: {one['log']}", style="dim") for one in known if one["log"]]
-    return Group(grid, *logs)
+    logs = [f"{one['name']} is dead; its log: {one['log']}" for one in known if one["state"] == "dead"]
+    return Group(grid, *(Text(f"! {printable(line)}", style="yellow", overflow="fold") for line in logs))
 
 
 def line(snapshot: Mapping[str, Any]) -> str:

@@ -166,14 +166,19 @@ def _datasets(datasets: list[Mapping[str, Any]]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "tokenmill_dataset_state", "1 for the state that the dataset is in.", labels=["dataset", "state"]
     )
+    gate = GaugeMetricFamily(
+        "tokenmill_dataset_gate", "1 for the gate that has stopped the dataset.", labels=["dataset", "gate"]
+    )
     for dataset in datasets:
+        if dataset["gate"]:
+            gate.add_metric([dataset["name"], dataset["gate"]], 1)
         for reason, count in dataset["rejects"].items():
             rejected.add_metric([dataset["name"], reason], count)
         for flag, count in dataset["flags"].items():
             flagged.add_metric([dataset["name"], flag], count)
         for one in _STATES:
             state.add_metric([dataset["name"], one], dataset["state"] == one)
-    yield from (rejected, flagged, state)
+    yield from (rejected, flagged, state, gate)
 
 
 def _workers(workers: list[Mapping[str, Any]]) -> Iterator[Metric]:

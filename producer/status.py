@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from common.gate_settings import gate_in
 from common.ledger import OPEN_STATES, SILENT_MS, DatasetState, Ledger
 from producer.datasets.rows import REASONS
 from producer.monitor.columns import is_over
@@ -48,6 +49,7 @@ def _dataset(state: DatasetState, eta_seconds: int | None) -> dict[str, Any]:
         "name": state.name,
         "state": state.state,
         "reason": state.reason,
+        "gate": gate_in(state.reason) if state.state in {"halted", "paused"} else None,
         "cap_tokens": state.cap_tokens,
         "count": state.count,
         "weight": state.weight,

@@ -25,7 +25,16 @@ from common.gate_settings import KEPT_ANSWERS, Action, GatesSettings
 
 Floats = NDArray[np.float64]
 # As packed by common/ledger/_recent.py; in no order.
-RECENT = np.dtype([("index", ">u4"), ("attempt", ">f8"), ("tokens", ">u4"), ("clock", ">f4"), ("flags", ">u4")])
+RECENT = np.dtype(
+    [
+        ("settled", ">f8"),
+        ("index", ">u4"),
+        ("attempt", ">f8"),
+        ("tokens", ">u4"),
+        ("clock", ">f4"),
+        ("flags", ">u4"),
+    ]
+)
 
 _DEVIATIONS = 3.0
 _SHOWN = 3
@@ -87,13 +96,13 @@ def judge(
     if int(answers.ended.sum()) < gates.at_least:
         return None
     window = answers.of(slice(answers.newest(gates.window), None))
-    # Of the oldest starts the short answers have left the window before the long ones: there are as many starts after
-    # the first that is kept whole as answers are kept.
-    whole = answers.of(slice(len(in_flight) if len(recent) >= KEPT_ANSWERS else 0, None))
+    # Of starts before the oldest answer was settled, the short answers have left the window before the long ones.
+    first = float(recent["settled"].min()) if len(recent) >= KEPT_ANSWERS else 0.0
+    whole = answers if first <= since_ms else _in_order_of_starts(recent, in_flight, first)
     return next(_flagged(window, gates), None) or _changed(whole, gates)
 
 
-def _in_order_of_starts(recent: NDArray[np.void], in_flight: NDArray[np.void], since_ms: int) -> _Answers:
+def _in_order_of_starts(recent: NDArray[np.void], in_flight: NDArray[np.void], since_ms: float) -> _Answers:
     new, flying = recent[recent["attempt"] >= since_ms], in_flight[in_flight["attempt"] >= since_ms]
     attempt = np.concatenate((new["attempt"], flying["attempt"])).astype(np.float64)
     order = np.argsort(attempt, kind="stable")
@@ -218,21 +227,26 @@ def _log_rank(old: _Answers, new: _Answers) -> tuple[float, float]:
 
     An answer that was cut off had not stopped.
     """
-    clock = np.concatenate((old.clock, new.clock))
-    both_flags = np.concatenate((old.flags, new.flags))
-    stopped = np.concatenate((old.ended, new.ended)) & ((both_flags & BITS["truncated"]) == 0)
-    is_new = np.concatenate((np.zeros(len(old), bool), np.ones(len(new), bool)))
-    order = np.lexsort((~stopped, clock))
-    stopped, is_new = stopped[order], is_new[order]
-    at_risk = np.arange(len(order), 0, -1, dtype=np.float64)
-    share = np.cumsum(is_new[::-1])[::-1] / at_risk  # of those at risk, how many are new
-    expected = float(share[stopped].sum())
-    variance = float((share * (1 - share))[stopped].sum())
-    seen, all_stopped = float((stopped & is_new).sum()), float(stopped.sum())
+    stopped_old, stopped_new = _stops(old), _stops(new)
+    # At each clock at which some stop: how many do, how many are at risk, and how many of these are new.
+    times, stops = np.unique(np.concatenate((stopped_old, stopped_new)), return_counts=True)
+    new_at_risk = len(new) - np.searchsorted(np.sort(new.clock), times)
+    at_risk = new_at_risk + len(old) - np.searchsorted(np.sort(old.clock), times)
+    share = new_at_risk / at_risk
+    expected = float((stops * share).sum())
+    unsure = stops * share * (1 - share) * (at_risk - stops) / np.maximum(at_risk - 1, 1)
+    variance = float(unsure.sum())
+    seen, all_stopped = len(stopped_new), int(stops.sum())
     if variance <= 0 or all_stopped <= expected:
         return 0.0, 1.0
     rate = (seen / max(expected, 1e-9)) / max((all_stopped - seen) / (all_stopped - expected), 1e-9)
     return (seen - expected) / math.sqrt(variance), rate
+
+
+def _stops(answers: _Answers) -> Floats:
+    """The clocks of those that stopped by themselves."""
+    stopped: Floats = answers.clock[answers.ended & ((answers.flags & BITS["truncated"]) == 0)]
+    return stopped
 
 
 def _mean(answers: _Answers) -> float:

@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
 # How often it is looked whether a server was added or is to be drained, and whether messages wait that do not come.
 _LOOK_SECONDS = 2.0
+_GOODBYE_SECONDS = 2.0
 
 
 class Service:
@@ -275,8 +276,10 @@ class Service:
         self._commits.close()
 
     def _say_goodbye(self) -> None:
-        with contextlib.suppress(RedisUnavailable, redis.RedisError), self._idle:
-            self._has_ended = True
+        self._has_ended = True
+        if not self._idle.acquire(timeout=_GOODBYE_SECONDS):
+            return  # Redis stands still; this worker was never given anything
+        with contextlib.suppress(RedisUnavailable, redis.RedisError):
             ledger = Ledger.connect(self._settings.redis_url, attempts=1)
             ledger.heartbeat(self._owner, None)
             ledger.close()

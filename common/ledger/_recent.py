@@ -8,13 +8,13 @@ from common.ledger import _keys
 from common.ledger._processes import Processes
 from common.ledger._state import Settled
 
-# Index (unsigned, 4), attempt (8, float), completion tokens (unsigned, 4), clock (4, float), and flags (unsigned, 4;
+# Behind the time of settling in ms (8, float): index (unsigned, 4), attempt (8, float), completion tokens (unsigned, 4), clock (4, float), and flags (unsigned, 4;
 # common/flags.py: BITS).
 _RECENT = struct.Struct(">IdIfI")
 
 
 def pack_recent(record: Settled) -> bytes:
-    """24 bytes an answer, big-endian."""
+    """24 bytes an answer, big-endian; the script puts the time before them."""
     return _RECENT.pack(record.index, record.attempt, record.completion_tokens, record.clock, bits_of(record.flags))
 
 

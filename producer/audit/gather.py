@@ -5,7 +5,6 @@ import itertools
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import DataError
@@ -15,7 +14,6 @@ from producer.audit.texts import damages_of, damages_of_answer, thoughts_in
 from producer.audit.tokens import Sampled
 from producer.datasets.containers import MAX_ROW_BYTES, Cursor, Row, read_rows
 from producer.datasets.reasons import BadRow
-from producer.datasets.shards import files_of
 
 # Answers below so many characters are equal by their nature: yes, no, a number.
 _LEAST_COMPARED = 64
@@ -45,26 +43,17 @@ class Gathered:
         self.longest_seconds = 0.0
         self.sampled = Sampled()
 
-    @property
-    def places(self) -> Sequence[str]:
-        """The files of the source, for `row N of FILE`."""
-        return files_of(self.source)
-
 
 class Numbers:
     """The numbers that rows have, as far as it takes to see that some are missing."""
 
     def __init__(self) -> None:
-        self.count, self.low, self.high, self.last = 0, 0, -1, -1
-        self.gaps: Counter[str] = Counter()
-        self.rising = True
+        self.count, self.low, self.high = 0, 0, -1
 
     def add(self, number: int) -> None:
         """Take the number of a row."""
         self.low = number if not self.count else min(self.low, number)
         self.high = max(self.high, number)
-        self.rising = self.rising and number > self.last
-        self.last = number
         self.count += 1
 
     @property
@@ -73,7 +62,7 @@ class Numbers:
 
         Numbers that are mostly not there are those of a selection, and none of a row that was lost.
         """
-        span = self.high - min(self.low, 1) + 1
+        span = self.high - self.low + 1
         lost = span - self.count
         return lost if self.count >= 20 and 0 < lost <= 0.4 * span else 0
 
@@ -116,17 +105,10 @@ def _take_seen(gathered: Gathered, seen: Seen, where: str) -> None:
     gathered.layouts[seen.layout] += 1
     if seen.finish_reason:
         gathered.finish_reasons[seen.finish_reason] += 1
-    if seen.number is not None:
-        gathered.numbers.add(seen.number)
-    if seen.seconds is not None:
-        gathered.longest_seconds = max(gathered.longest_seconds, seen.seconds)
-    if seen.error:
-        timed_out = _TIMED_OUT.search(seen.error) is not None
-        gathered.notes.add("timed_out" if timed_out else "failed", f"{where}: {seen.error[:160]}")
-    if seen.mask:
-        gathered.notes.add(seen.mask, where)
+    _take_notes(gathered, seen, where)
     if seen.roles and not seen.unanswered:
-        _take_roles(gathered, seen, where)
+        for fault in role_faults(seen):
+            gathered.roles.add(fault, where)
     _take_digests(gathered, seen, where)
     if seen.output_ids is not None:
         _take_ids(gathered, seen, where)
@@ -135,6 +117,21 @@ def _take_seen(gathered: Gathered, seen: Seen, where: str) -> None:
     _take_damages(gathered, seen, where)
     if not seen.error:
         gathered.sampled.offer(seen, where)
+
+
+def _take_notes(gathered: Gathered, seen: Seen, where: str) -> None:
+    """What the row itself says, beside its answer."""
+    if seen.number is not None:
+        gathered.numbers.add(seen.number)
+    if seen.seconds is not None:
+        gathered.longest_seconds = max(gathered.longest_seconds, seen.seconds)
+    if seen.error:
+        timed_out = _TIMED_OUT.search(seen.error) is not None
+        gathered.notes.add("timed_out" if timed_out else "failed", f"{where}: {seen.error[:160]}")
+    if seen.unread is not None:
+        gathered.notes.add("prompt_unread", f"{where}: {seen.unread.detail}")
+    if seen.mask:
+        gathered.notes.add(seen.mask, where)
 
 
 def _take_ids(gathered: Gathered, seen: Seen, where: str) -> None:
@@ -230,11 +227,6 @@ def _take_damages(gathered: Gathered, seen: Seen, where: str) -> None:
         gathered.damages.add(one, where)
     for one in sorted(asked - found - {"think_end_alone"}):
         gathered.damages.add(f"prompt:{one}", where)
-
-
-def _take_roles(gathered: Gathered, seen: Seen, where: str) -> None:
-    for fault in role_faults(seen):
-        gathered.roles.add(fault, where)
 
 
 def role_faults(seen: Seen) -> list[str]:

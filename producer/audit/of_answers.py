@@ -181,7 +181,8 @@ def _missing(seen: Gathered) -> Iterator[Finding]:
     )
     told = f" The slowest answer took {seen.longest_seconds:,.1f} s, just under {limit} s." if limit else ""
     yield Finding(
-        "wrong" if missing > 0.02 * whole and limit else "warning",
+        # Many that are not there, and nothing that speaks of a timeout: someone has made a selection.
+        "wrong" if missing > 0.02 * whole and limit else "warning" if missing <= 0.15 * whole else "note",
         "rows_missing",
         f"{missing:,} of {whole:,} numbers ({share(missing, whole)}) between the lowest and the highest are not there."
         + told,
@@ -210,6 +211,13 @@ _NOTES = {
         "The request failed, and nobody tried it again.",
         "make these rows again.",
         0.05,
+        0.0,
+    ),
+    "prompt_unread": (
+        "a prompt beside the answer that cannot be read",
+        "Roles that nobody knows, or contents that are no text.",
+        "look at these rows, and write their messages as OpenAI's.",
+        0.2,
         0.0,
     ),
     "empty": (

@@ -203,6 +203,13 @@ _IDS = {
         0.001,
         0.0,
     ),
+    "unclosed": (
+        "a think block that the prompt opens and the answer never closes",
+        "They were cut off while the model was thinking.",
+        "leave these rows out, and raise max_new_tokens.",
+        0.2,
+        0.01,
+    ),
     "no_end": (
         "no end token at the end",
         "The end token was cut off, or the answer was, and finish_reason does not say so.",

@@ -42,12 +42,12 @@ REASONS = {
     "reasoning_unasked": "the prompt closes the think block, and the row has reasoning",
     "control_tokens": "control tokens stand in the answer as text",
     "damaged_text": "U+FFFD stands in the answer: bytes of it are lost",
-    "whitespace_unknown": "the chat template does not show what stands around a think block (--guess-whitespace takes it)",
+    "whitespace_unknown": "the template does not show what stands around a think block (--guess-whitespace takes it)",
     "template_differs": "the chat template changes the answer, or does not end it with an end token",
     "boundary": "the tokenizer joins the end of the prompt and the start of the answer",
     "not_stable": "the ids do not decode to the text that they were made of",
     "reads_otherwise": "the ids are read as another answer than that of the row",
-    "prompt_tokens_differ": "the prompt has another number of tokens than the row says; its chat_template_kwargs differ",
+    "prompt_tokens_differ": "the prompt has another number of tokens than the row says: another template or kwargs",
     "tokens_differ": "the answer has another number of tokens than the row says",
 }
 _STOPPED = frozenset(
@@ -68,9 +68,9 @@ class Allowed(msgspec.Struct, frozen=True):
 class Made(msgspec.Struct, frozen=True):
     """A row, and how sure it is.
 
-    `tokens`: "equal" to what the row claims, "end_not_counted" if but for the end token, "uncounted" if it claims none.
-    `whitespace` around the think block: the "template" writes it, it is "guessed", or "none" is there. `ended`: "stated"
-    by a finish_reason, or "assumed" where there is none.
+    `tokens`: "equal" to what the row claims, "end_not_counted" if but for the end token, "uncounted" if nothing is
+    claimed. `whitespace` around the think block: the "template" writes it, it is "guessed", or "none" is there.
+    `ended`: "stated" by a finish_reason, or "assumed" where there is none.
     """
 
     row: Row
@@ -115,6 +115,8 @@ def _refuse(seen: Seen) -> None:
         raise Refused("no_answer")
     if len(seen.said) > 1:
         raise Refused("several_answers")
+    if seen.unread is not None:
+        raise seen.unread
     if not seen.turns:
         raise Refused("no_prompt")
     reason = seen.finish_reason

@@ -64,6 +64,7 @@ class Seen(msgspec.Struct):
     mask: str = ""
     unanswered: bool = False  # the turns are questions
     error: str = ""
+    unread: BadRow | None = None  # why the prompt beside the answer cannot be read
     number: int | None = None
     seconds: float | None = None
     row_id: str = ""
@@ -183,8 +184,10 @@ def _answered(found: Found, row: Mapping[str, Any]) -> Seen:
         if asked.name != "input_ids":
             read = asked.read(row)
             seen.turns, seen.tools, seen.system = read.turns, read.tools, read.system
-    except BadRow:
-        pass  # the answer alone, which is what servers give
+    except BadRow as bad:  # the answer alone, which is what servers give, or a prompt that cannot be read
+        seen.unread = None if bad.reason == "no_prompt" else bad
+    if seen.turns and seen.turns[-1].role == "assistant":
+        seen.turns = seen.turns[:-1]  # the answer once more, as clients that go on with a conversation keep it
     seen.roles = [*(turn.role for turn in seen.turns), "assistant"] if seen.turns else []
     return seen
 
@@ -293,7 +296,8 @@ def _note(seen: Seen, row: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         if name in row:
             seen.row_id = str(row[name])
-            seen.number = _number(row[name])
+            # Of records and exports `tokenmill verify` tells what is missing.
+            seen.number = _number(row[name]) if seen.input_ids is None else None
             break
     seconds = next((row[name] for name in _SECONDS if name in row), None)
     if isinstance(seconds, int | float) and seconds >= 0:

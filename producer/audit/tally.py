@@ -134,9 +134,10 @@ class Digests:
 
         The third number is how often it is there.
         """
-        values, counts = np.unique(self._known(), return_counts=True)
         kept = np.frombuffer(self._digests, np.uint64)
-        for at in np.argsort(-counts, kind="stable")[:EXAMPLES]:
+        values, firsts, counts = np.unique(kept, return_index=True, return_counts=True)
+        counts[values == 0] = 0
+        for at in np.lexsort((firsts, -counts))[:EXAMPLES]:
             if counts[at] > 1:
                 places = np.flatnonzero(kept == values[at])[:2]
                 yield int(places[0]), int(places[1]), int(counts[at])

@@ -15,7 +15,7 @@ from producer.datasets.reasons import BadRow
 ROWS = 1_000
 # Of one row: 1,000 rows take some 200 MB at the very most. Longer ones are left out, and counted.
 _MOST_CHARACTERS = 200_000
-_THINK_END = "</think>"
+_PROMPT_END = 4
 
 
 class _Taken(msgspec.Struct):
@@ -25,6 +25,7 @@ class _Taken(msgspec.Struct):
     finish_reason: str | None
     reasoned: bool
     ids: list[int] | None = None
+    prompt_end: tuple[int, ...] = ()  # the last ids of the prompt, among which a think block is opened
 
 
 class Sampled:
@@ -57,6 +58,7 @@ class Sampled:
             seen.finish_reason,
             any(s.reasoning for s in seen.said),
             ids,
+            tuple((seen.input_ids or ())[-_PROMPT_END:]),
         )
         if place == len(self._taken):
             self._taken.append(taken)
@@ -132,10 +134,12 @@ def _decode(measured: Measured, one: _Taken, tokenizer: Tokenizer) -> None:
     inner = one.ids[:-1]
     if any(token_id in ends for token_id in inner):
         measured.counts.add("end_within", one.where)
-    think_end = tokenizer.special_ids.think_end
+    think, think_end = tokenizer.special_ids.think, tokenizer.special_ids.think_end
     if think_end is not None:
         times = one.ids.count(think_end)
-        measured.counts.add(("no_think_end", "think_end", "think_end_again")[min(times, 2)], one.where)
+        opened = think in one.prompt_end and think_end not in one.prompt_end
+        kind = "unclosed" if opened and not times else ("no_think_end", "think_end", "think_end_again")[min(times, 2)]
+        measured.counts.add(kind, one.where)
     text = tokenizer.decode([token_id for token_id in one.ids if token_id not in control])
     if "\ufffd" in text:
         measured.counts.add("replacement", one.where)

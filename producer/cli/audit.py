@@ -3,7 +3,7 @@
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -75,15 +75,15 @@ def audit(
     from producer.audit.show import lines, page
     from producer.audit.sources import STANDARD_INPUT, sources_of, spooled
 
-    tokenizer = _tokenizer(folder, config, trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_of(folder, config, trust_remote_code=trust_remote_code)
     audits = []
     with ExitStack() as stack:
         for named in sources:
             if named == STANDARD_INPUT:
                 path = stack.enter_context(spooled(sys.stdin.buffer))
-                audits.append(msgspec.structs.replace(_look(look, str(path), tokenizer, sample_rows), source="-"))
+                audits.append(msgspec.structs.replace(look(path, tokenizer, sample_rows=sample_rows), source="-"))
             else:
-                audits += [_look(look, one, tokenizer, sample_rows) for one in sources_of(named)]
+                audits += [look(one, tokenizer, sample_rows=sample_rows) for one in sources_of(named)]
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode({"sources": audits}) + b"\n")
     else:
@@ -96,37 +96,53 @@ def audit(
     return 3 if any(one.wrong for one in audits) else 0
 
 
-def _look(look: Any, source: str, tokenizer: "Tokenizer | None", sample_rows: int) -> Any:
-    """The audit of one source; a file that is not there is told in a sentence."""
-    from common.errors import DataError
+def tokenizer_of(
+    folder: Path | None,
+    config: Path | None,
+    *,
+    trust_remote_code: bool,
+    kwargs: str | None = None,
+    required: bool = False,
+) -> "Tokenizer | None":
+    """The one that is named, else that of the configuration, if there is one. Raises UsageError, UnavailableError.
 
-    try:
-        return look(source, tokenizer, sample_rows=sample_rows)
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error.strerror or error}") from error
-
-
-def _tokenizer(folder: Path | None, config: Path | None, *, trust_remote_code: bool) -> "Tokenizer | None":
-    """The one that is named, else that of the configuration, if there is one."""
-    from common.errors import ConfigError, TokenizerUnavailable
-    from common.sections import TokenizerSettings
-    from common.settings import config_path, load_settings
+    Where it is not `required`, and nobody has named it, a tokenizer that does not load is told of and left out.
+    """
+    from common.errors import ConfigError, TokenizerUnavailable, UsageError
+    from common.settings import config_path
 
     if folder is None and config is None and not config_path(None).exists():
+        if required:
+            raise UsageError("no tokenizer; name the model's own folder with --tokenizer DIR")
         return None
-    from common.chat_template import Tokenizer
-
     try:
-        tokenizer = Tokenizer(
-            TokenizerSettings(path=folder, trust_remote_code=trust_remote_code)
-            if folder is not None
-            else load_settings(config).tokenizer
-        )
+        tokenizer = _loaded(folder, config, kwargs, trust_remote_code=trust_remote_code)
     except (ConfigError, TokenizerUnavailable) as error:
-        if folder is not None or config is not None:
+        if required or folder is not None or config is not None:
             raise
-        click.echo(f"warning: {error}; tokens in the text are not checked", err=True)  # nobody has asked for it
+        click.echo(f"warning: {error}; tokens in the text are not checked", err=True)
         return None
     for sentence in tokenizer.warnings:
         click.echo(f"warning: {sentence}", err=True)
     return tokenizer
+
+
+def _loaded(folder: Path | None, config: Path | None, kwargs: str | None, *, trust_remote_code: bool) -> "Tokenizer":
+    import msgspec
+
+    from common.chat_template import Tokenizer
+    from common.errors import UsageError
+    from common.sections import TokenizerSettings
+    from common.settings import load_settings
+
+    if folder is not None:
+        settings = TokenizerSettings(path=folder, trust_remote_code=trust_remote_code)
+    else:
+        settings = load_settings(config).tokenizer
+    if kwargs is not None:
+        try:
+            given = msgspec.json.decode(kwargs, type=dict)
+        except msgspec.DecodeError:
+            raise UsageError(f"--chat-template-kwargs {kwargs} is no JSON object") from None
+        settings = settings.model_copy(update={"chat_template_kwargs": given})
+    return Tokenizer(settings)

@@ -10,9 +10,13 @@ import click
 from common.options import HELP, config_option
 
 if TYPE_CHECKING:
+    from common.settings import Settings
     from producer.export.export import Exported, MakeWriter
+    from producer.export.push import Target
+    from producer.export.texts import Texts
 
-FORMATS = ("ids", "parquet", "arrow")
+TEXTS = ("messages", "sharegpt", "openai-batch")
+FORMATS = ("ids", "parquet", "arrow", *TEXTS)
 
 
 class _Amounts(click.ParamType[tuple[str, float]]):
@@ -57,16 +61,26 @@ class _Amounts(click.ParamType[tuple[str, float]]):
 @click.option("--join-turns", is_flag=True, help="A conversation is one row, where its template allows that.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Mix all datasets; by default source order, one by one.")
 @click.option("--eval", "held_out", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share held out.")
+@click.option("--push", metavar="URL", help="Copy it there, too: hf://datasets/OWNER/NAME, s3://…, gs://….")
 @click.option("--shard-rows", type=click.IntRange(1), help="Rows of a parquet or arrow file at most.")
 @click.option("--shard-bytes", type=click.IntRange(1), default=512 << 20, help="Its bytes, about.")
 def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Path | None, **options: Any) -> None:
     """Write the answers of each DATASET (by default all) as training files into the folder DIR.
 
     \b
-    ids      ids/train.jsonl: id, input_ids, loss_mask and flat columns; for SpecForge's
-             data.prompts_path (the file) and speculators' prepare-data (the folder ids)
-    parquet  parquet/train-*.parquet, with a dataset card
-    arrow    arrow/train, for datasets.load_from_disk, with seq_len
+    ids           ids/train.jsonl: id, input_ids, loss_mask and flat columns; for SpecForge's
+                  data.prompts_path (the file) and speculators' prepare-data (the folder ids)
+    parquet       parquet/train-*.parquet, with a dataset card
+    arrow         arrow/train, for datasets.load_from_disk, with seq_len
+    messages      messages/train.jsonl: conversation_id, messages; for Model-Optimizer
+    sharegpt      sharegpt/train.json: id, conversations of human and gpt, one question
+                  and its answer; for EAGLE
+    openai-batch  openai-batch/train.input.jsonl and train.output.jsonl: requests and
+                  answers of OpenAI's batches
+
+    The last three are texts. Each row is read back from its ids with the tokenizer of the configuration and rendered
+    again: one that does not come out with the same ids is left out and counted, by reason. Rows cannot be cut, split
+    or joined there.
 
     The loss mask is 0 on the prompt and 1 on what the model wrote, its end token included. Beside the rows stand
     token_counts.json (how often each id is learnt, for SpecForge's vocabulary mapping) and manifest.json (what is in
@@ -87,6 +101,8 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
         raise UsageError("export needs a folder for the files; name it with -o DIR, or count with --dry-run")
     settings = load_settings(config)
     names = chosen(settings, datasets)
+    texts = _texts(settings, names, layout, options) if layout in TEXTS else None
+    target = _target(options)
     wanted = Wanted(
         **{key: options[key] for key in ("flags", "no_flags", "finish_reasons", "min_tokens", "max_tokens")},
         gated=dict.fromkeys(names, settings.gates.dropped)
@@ -101,14 +117,21 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
         settings.output,
         names,
         wanted,
-        Shape(join_turns=options["join_turns"], max_length=options["max_length"], too_long=options["too_long"]),
-        None if options["dry_run"] else _writer(layout, options),
+        Shape(
+            **{key: options[key] for key in ("join_turns", "max_length", "too_long")},
+            whole=texts is not None,
+            check=texts.check if texts is not None else None,
+        ),
+        None if options["dry_run"] else texts.writer if texts is not None else _writer(layout, options),
         folder or Path("-"),
         layout=layout,
         command=["tokenmill", *sys.argv[1:]],
         overwrite=options["overwrite"],
     )
     _tell(done, written=not options["dry_run"])
+    if target is not None:
+        target.push(done.folder, [*done.files, "manifest.json"])
+        click.echo(f"pushed to {target.url}", err=True)
 
 
 def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
@@ -121,6 +144,30 @@ def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
     limits = Limits(options["shard_rows"], options["shard_bytes"])
     kind = parquet if layout == "parquet" else Arrow
     return lambda folder, split: kind(folder, split, limits)
+
+
+def _texts(settings: "Settings", names: Sequence[str], layout: str, options: dict[str, Any]) -> "Texts":
+    from common.errors import UsageError
+    from common.run_file import read_run_file
+    from producer.export.conversations import conversations
+    from producer.export.texts import Texts, request_of
+
+    for is_given, option in (
+        (options["join_turns"], "--join-turns"),
+        (options["too_long"] != "drop", f"--too-long {options['too_long']}"),
+    ):
+        if is_given:
+            raise UsageError(f"{option} makes rows that are no whole answer, and {layout} has texts of whole answers")
+    return Texts(conversations(settings, names), layout, request_of(read_run_file(settings.output) or {}))
+
+
+def _target(options: dict[str, Any]) -> "Target | None":
+    """Where to push to; what cannot be reached is told before all the rows are written."""
+    from producer.export.push import Target
+
+    if options["push"] is None or options["dry_run"]:
+        return None
+    return Target(options["push"], overwrite=options["overwrite"])
 
 
 def _by_dataset(amounts: Sequence[tuple[str, float]], names: Sequence[str], option: str) -> dict[str, float]:

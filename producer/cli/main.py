@@ -29,12 +29,17 @@ _COMMANDS = {
     "control": ("producer.cli.control:control", "The control process: the keeper's clock, the keeper, the feeds."),
     "flower": ("producer.cli.control:flower", "Flower, the web page on tasks and workers."),
     "doctor": ("workers.cli:doctor", "What the servers really are, and what is wrong with them."),
+    "plan": ("producer.cli.plan:plan", "Samples, tokens and hours, before they are spent."),
     "verify": ("producer.cli.files:verify", "Check every segment, and the ledger against them."),
     "rejects": ("producer.cli.files:rejects", "Which rows were rejected, and why."),
     "recover": ("producer.cli.files:recover", "Build the ledger anew from the segments."),
     "export": ("producer.cli.export:export", "Training files with loss masks."),
     "report": ("producer.cli.report:report", "One HTML page on what was asked and what came."),
     "audit": ("producer.cli.audit:audit", "What is wrong with data made by anyone, and why."),
+    "reconstruct": (
+        "producer.cli.reconstruct:reconstruct",
+        "Ids from answers that were saved as text; doubtful ones are refused.",
+    ),
     "simulate": ("workers.sglang.simulator.cli:simulate", "A simulated SGLang server."),
 }
 # Started by other commands; not for people.

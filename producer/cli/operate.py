@@ -95,7 +95,8 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
     """What every dataset, worker and server is doing, once.
 
     States: open (being fed and answered), closing (its cap is near, answers in flight are awaited), capped, exhausted
-    (its source has ended), paused, halted (something was wrong with the answers), failed (its source cannot be read).
+    (its source has ended), paused, cancelled, halted (something was wrong with the answers), failed (its source cannot
+    be read).
     """
     import msgspec
     from rich.console import Console

@@ -5,13 +5,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from common.answer_layout import THINK
+from common.answer_layout import THINK, layout_of
 from common.answers import Answer, parse, survival
 from common.chat_template import Tokenizer
 from common.errors import UsageError
 from common.messages import BadPrompt
+from common.run_file import read_run_file
+from common.settings import Settings
 from common.template_kwargs import TEMPLATE_ERRORS
-from producer.export.prompts import NotRead, Prompts
+from producer.export.prompts import NotRead, Prompts, message_of
 from producer.export.rows import Row
 
 # Why a row is no conversation.
@@ -71,10 +73,10 @@ class Conversations:
             return found
         return Conversation(
             messages=messages,
-            answer=answer.message(),
+            answer=message_of(answer),
             tools=tools,
             survival="whole" if found == "whole" else "reasoning_dropped",
-            said=self._said(prompt, output, answer),
+            said=self._said(prompt, output),
         )
 
     def _prompts_of(self, dataset: str) -> Prompts:
@@ -96,7 +98,7 @@ class Conversations:
         kwargs = self._kwargs[row.dataset]
         changed = "answer_changed" if answer.damage is None else "damaged_answer"
         ids = row.input_ids.tolist()
-        if "no_think_end" not in answer.damages and self._ids([*messages, answer.message()], tools, kwargs, ids):
+        if "no_think_end" not in answer.damages and self._ids([*messages, message_of(answer)], tools, kwargs, ids):
             return "whole"
         prompt = ids[: len(ids) - len(output)]
         if not self._ids(messages, tools, kwargs, prompt, whole=True):
@@ -120,20 +122,30 @@ class Conversations:
             return False
         return (ids if whole else ids[: len(wanted)]) == wanted
 
-    def _said(self, prompt: Sequence[int], output: Sequence[int], answer: Answer) -> str:
+    def _said(self, prompt: Sequence[int], output: Sequence[int]) -> str:
+        """The answer's text, with the head of the think block where the prompt has it."""
+        opened = layout_of(self._tokenizer).behind_think(prompt, self._tokenizer.decode)
         text = self._tokenizer.decode(output[:-1])
-        if answer.reasoning is None or text.lstrip().startswith(THINK):
-            return text
-        return f"{self._tokenizer.decode(prompt).rpartition(THINK)[1]}{self._tokenizer.decode(prompt).rpartition(THINK)[2]}{text}"
+        return text if opened is None else f"{THINK}{opened}{text}"
 
 
-def refuse_other_tokenizer(run: Mapping[str, Any], tokenizer: Tokenizer, folder: Any) -> None:
-    """Raises UsageError unless `tokenizer` is the one that run.json says made the ids."""
+def conversations(settings: Settings, names: Sequence[str]) -> Conversations:
+    """The reader for the records of the datasets `names`.
+
+    Raises UsageError unless the configured tokenizer and chat template are those that run.json says made the ids;
+    TokenizerUnavailable.
+    """
+    run = read_run_file(settings.output) or {}
+    tokenizer = Tokenizer(settings.tokenizer)
     now = tokenizer.fingerprint()
-    names = {"tokenizer_sha256": "tokenizer", "template_sha256": "chat template"}
-    for key, what in names.items():
+    for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "chat template")):
         if run.get(key, now[key]) != now[key]:
             raise UsageError(
-                f"the {what} in {folder} is not the one that made these records (run.json has another {key}); "
-                "set [tokenizer] path to that of the run, or export the ids"
+                f"the {what} in {settings.tokenizer.path} is not the one that made these records "
+                f"({settings.output / 'run.json'} has another {key}); set [tokenizer] path to that of the run, or "
+                "export the ids themselves with --format ids"
             )
+    configured = {dataset.name: settings.template_kwargs_of(dataset) for dataset in settings.datasets}
+    made = {name: facts.get("chat_template_kwargs") for name, facts in run.get("datasets", {}).items()}
+    kwargs = {name: made.get(name, configured.get(name, settings.tokenizer.chat_template_kwargs)) for name in names}
+    return Conversations(tokenizer, {name: own or {} for name, own in kwargs.items()})

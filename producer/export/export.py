@@ -29,15 +29,22 @@ _MADE_WITH = (
 _COUNTED_TOGETHER = 1_000_000
 SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
 MakeWriter = Callable[[Path, str], Writer]
+# Why a format cannot have a row, and what is counted of one that it has; each is "" where there is none.
+Check = Callable[[Row], tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the rows are like: joined turns, and what becomes of those longer than `max_length` tokens."""
+    """What the rows are like: joined turns, and what becomes of those longer than `max_length` tokens.
+
+    `whole` rows are not cut at a cap. `check` is asked for each row, if there is one.
+    """
 
     join_turns: bool = False
     max_length: int | None = None
     too_long: TooLong = "drop"
+    whole: bool = False
+    check: Check | None = None
 
 
 @dataclass(slots=True)
@@ -141,10 +148,18 @@ def _write_splits(
         writer = make(folder, split) if make else None
         try:
             for row in rows:
-                if writer is not None and (refused := writer.add(row)):
-                    exported.datasets[row.dataset][refused] += 1
+                tally = exported.datasets[row.dataset]
+                refused, told = shape.check(row) if shape.check is not None else ("", "")
+                if not refused and writer is not None:
+                    refused = writer.add(row)
+                if refused:
+                    tally[refused] += 1
+                    if row.dataset in left:  # what it would have taken of the cap is for others
+                        left[row.dataset] += row.trained_tokens
                     continue
-                exported.datasets[row.dataset][f"{split}_rows"] += 1
+                if told:
+                    tally[told] += 1
+                tally[f"{split}_rows"] += 1
                 sums.add(row)
             files += writer.close() if writer is not None else []
         except BaseException:
@@ -163,7 +178,7 @@ def _rows(
 ) -> Iterator[Row]:
     """The rows of a split in order: joined, fitted, and up to what is left of the caps."""
     rows = joined(chosen.rows(split)) if shape.join_turns else (row for row, _ in chosen.rows(split))
-    return capped(fitted(rows, shape.max_length, shape.too_long, tallies), left, tallies)
+    return capped(fitted(rows, shape.max_length, shape.too_long, tallies), left, tallies, whole=shape.whole)
 
 
 def _finish(

@@ -21,9 +21,9 @@ _KINDS: dict[str, Kind] = {"s": "system", "d": "developer", "u": "user", "a": "a
 # the tool's name in them, which Kimi's template puts in the place of the role. Between them they have every turn behind
 # every other. A template may refuse some of them.
 _PATHS = (
-    "u", "su", "suau", "uau", "uauau", "uu", "suu", "ssu", "us", "usu", "uasu", "uas", "sa", "sau", "a", "au", "ua", "uaau",
-    "s", "du", "uadu", "uct", "uctt", "uctu", "ucttu", "uctau", "ucttau", "uctct", "uctsu", "suct", "suctu", "sauct",
-    "uauct", "ucnn", "ucnu", "ucnau", "ucncn", "ucnct", "uctcn", "uctn", "ucnt", "sucn", "uca", "uc",
+    "u", "su", "suau", "uau", "uauau", "uu", "suu", "ssu", "us", "usu", "uasu", "uas", "sa", "sau", "a", "au", "ua",
+    "uaau", "s", "du", "uadu", "uct", "uctt", "uctu", "ucttu", "uctau", "ucttau", "uctct", "uctsu", "suct", "suctu",
+    "sauct", "uauct", "ucnn", "ucnu", "ucnau", "ucncn", "ucnct", "uctcn", "uctn", "ucnt", "sucn", "uca", "uc",
 )  # fmt: skip
 _TOOL_NAME = "zq_tool"
 _CALL_ID = "zqcall{:03d}"  # nine letters and digits, since Mistral's templates take no other
@@ -262,7 +262,8 @@ class Frames:
         # A result's id may stand in front of it, or behind.
         own = re.findall(r"zqcall\d{3}", between)
         names = ["closing_id", "id"][-len(own) :] if kind == "tool" else ["closing_id"]
-        parts, size = [], 0
+        parts: list[str] = []
+        size = 0
         for piece in re.split(r"(zqcall\d{3}|zq_tool)", between):
             if piece == _TOOL_NAME:
                 parts.append(f"(?P<NUMBER_name>{_WORD})" if "NUMBER_name" not in "".join(parts) else _WORD)

@@ -13,12 +13,18 @@ from typing import Any
 import msgspec
 
 from common.answer_layout import layout_of
-from common.answers import read
+from common.answers import Answer, read
 from common.chat_template import Tokenizer
 from producer.export.frames import Found, Frames
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
+
+
+def message_of(answer: Answer) -> Message:
+    """An answer as a message whose content is a text: trainers join it with others, where a null fails."""
+    message = answer.message()
+    return {**message, "content": message["content"] or ""}
 
 
 class NotRead(Exception):
@@ -98,7 +104,7 @@ class _Reading:
                 body = body.removeprefix(blank)
                 break
         answer = read([*map(ord, body)], self._layout, _text, None, self._calls)
-        message = answer.message()
+        message = message_of(answer)
         if not answer.reasoning:  # an empty block is what templates write where they leave reasoning out
             message.pop("reasoning_content", None)
         self._calls += len(answer.tool_calls)

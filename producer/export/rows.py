@@ -149,10 +149,10 @@ def fitted(rows: Iterable[Row], max_length: int | None, too_long: TooLong, talli
             yield from (part for part in parts if part.trained_tokens)
 
 
-def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies) -> Iterator[Row]:
+def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies, *, whole: bool = False) -> Iterator[Row]:
     """Rows as long as tokens to learn are `left` for their dataset, to the token: the last row is cut there.
 
-    Takes what it passes on from `left`.
+    Takes what it passes on from `left`. `whole` rows are not cut: one that does not fit is left out.
     """
     for row in rows:
         room = left.get(row.dataset)
@@ -161,6 +161,9 @@ def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies) -> Itera
             if room is not None:
                 left[row.dataset] = room - trained
             yield row
+            continue
+        if whole:
+            tallies[row.dataset]["over_cap"] += 1
             continue
         left[row.dataset] = 0
         tallies[row.dataset]["over_cap" if room == 0 else "cut_at_cap"] += 1

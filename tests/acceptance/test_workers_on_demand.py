@@ -111,7 +111,8 @@ def test_workers_are_added_drained_stopped_and_scaled(job: Job, ledger: Ledger) 
     listed = json.loads(job.command("workers", "list", "--json"))["workers"]
     seen = {worker["name"].partition("@")[0]: worker for worker in listed}
     assert set(seen) == {"w2", "w3", "w4"}
-    assert f"w4@{seen['w4']['host']}  working" in job.command("workers", "list")
+    row = rf"w4@{seen['w4']['host']} +working +\d+ +\d+ +{seen['w4']['pid']} "
+    assert any(re.match(row, line) for line in job.command("workers", "list").splitlines())
     assert (seen["w2"]["concurrency"], seen["w3"]["concurrency"]) == (2, 4)
     assert [Path(seen[name]["log"]).name for name in ("w2", "w4")] == ["w2.log", "w4.log"]
     assert all(os.getsid(seen[name]["pid"]) == seen[name]["pid"] for name in ("w2", "w4"))
@@ -138,6 +139,8 @@ def test_workers_are_added_drained_stopped_and_scaled(job: Job, ledger: Ledger) 
     pid = job.workers()["w2"]["pid"]
     os.kill(pid, signal.SIGKILL)
     wait_until("it is dead", lambda: job.workers()["w2"]["state"] == "dead")
+    listing = "".join(job.command("workers", "list").split())  # as it is folded to the width of a terminal
+    assert f"isdead;itslog:{job.output}/logs/w2.log" in listing
     assert "its process had ended already" in job.command("workers", "stop", "w2")
     assert detached(job.output) == []
     what = job.told()

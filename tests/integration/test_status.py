@@ -106,6 +106,7 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "name": "A",
         "state": "open",
         "reason": "",
+        "gate": None,
         "cap_tokens": 1000,
         "count": "completion",
         "weight": 1.0,

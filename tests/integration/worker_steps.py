@@ -24,6 +24,7 @@ from tests.over_httpx import OverHttpx
 from workers.commits import Commits
 from workers.generation import Generation
 from workers.leases import Leases
+from workers.marking import Marker
 from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
@@ -148,6 +149,9 @@ async def working(
     pauses: Pauses | None = None,
     patience: Patience | None = None,
     vocab_size: int = VOCAB_SIZE,
+    sampling: dict[str, Any] = SAMPLING,
+    marker_of: Callable[[str, bytes], Marker | None] = lambda *_: None,
+    load_seconds: float = 2.0,
 ) -> AsyncIterator[Worker]:
     """A worker at work on `servers`; stopped at the end, unless the test did."""
     if isinstance(servers, Simulator):
@@ -156,7 +160,8 @@ async def working(
     client = SGLangClient(
         urls,
         acceptance=Acceptance(vocab_size, "default"),
-        sampling_params=SAMPLING,
+        sampling_params=sampling,
+        load_seconds=load_seconds,
         max_connections=256,
         http=OverHttpx(transport) if transport else None,
         pauses=pauses or Pauses(first_seconds=0.001, longest_seconds=0.002),
@@ -174,6 +179,7 @@ async def working(
         ledger=claims.connect(redis_url),
         commits=commits,
         leases=leases,
+        marker_of=marker_of,
     )
     commits.on_committed = generation.committed
     leases.start(generation.facts, generation.clocks)

@@ -224,7 +224,7 @@ def test_the_delimiter_of_a_csv_is_told_from_its_header(tmp_path: Path, head: st
         ("a.jsonl", '{"a":1}\n'.encode("utf-16"), "{} is UTF-16; convert it to UTF-8"),
         ("a.jsonl", b"PK\x03\x04....", "{} is a zip archive; unpack it"),
         ("a.jsonl.bz2", b"BZh91AY", "{} is compressed by bzip2"),
-        ("a.jsonl.gz", gzip.compress(b"PAR1...."), "{} is compressed, and no text is within; unpack it"),
+        ("a.jsonl.gz", gzip.compress(b"PAR1....", mtime=0), "{} is compressed, and no text is within; unpack it"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid x\n", "{} is a pointer of Git LFS"),
     ],
 )

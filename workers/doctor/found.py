@@ -21,6 +21,7 @@ class Found(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer | None  # None if it does not load, or is not looked at
     failures: list[UnavailableError]  # why what is missing here is missing
     live: Mapping[str, Live] = {}  # what was tried on a server, by its url
+    at_start: bool = False  # of a job, which waits for a server to get well
 
     def asked(self, *, cut: bool = True) -> Iterator[tuple[int, str]]:
         """Each max_new_tokens that is asked for, and where it is configured; without those that `fit` may cut."""

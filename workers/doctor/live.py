@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,9 @@ FIRST_SECONDS, ANSWER_SECONDS = 20.0, 120.0
 ANSWER_TOKENS = 1024
 QUESTIONS = ("1 + 1 = ?", "Name a colour, in one word.", "Why is the sky blue? Answer in one sentence.")
 _READ_SECONDS = 5.0
+
+
+Agreement = Literal["same", "cut", "other"]
 
 
 class Prompted(msgspec.Struct, frozen=True):
@@ -92,10 +95,21 @@ async def try_all(
     return {server.url: live for server, live in zip(servers, found, strict=True)}
 
 
-def same_ids(read: TextRead, tokenizer: Tokenizer) -> bool:
-    """Whether a server reads the odd text as `tokenizer` does; by the number of ids where it says no more."""
+def agreement(read: TextRead, tokenizer: Tokenizer) -> Agreement:
+    """How a server's reading of the odd text compares with the tokenizer's.
+
+    `cut`: into other ids, which stand for the same text: the vocabulary is one, and no id is unknown to the other side.
+    """
     (ours,) = tokenizer.encode([ODD_TEXT])
-    return read.count == len(ours) if read.ids is None else read.ids == ours
+    if read.ids is None:  # their number is all that there is
+        return "same" if 0 <= read.count - len(ours) <= (2 if read.added else 0) else "other"
+    ids = read.ids
+    if read.added:
+        ids = next((kept for kept in (ids, ids[1:], ids[:-1], ids[1:-1]) if kept == ours), ids)
+    if ids == ours:
+        return "same"
+    known = all(0 <= one < tokenizer.vocab_size for one in ids)
+    return "cut" if known and tokenizer.decode(ids) == tokenizer.decode(ours) else "other"
 
 
 def prompts_of(tokenizer: Tokenizer) -> list[list[int]]:
@@ -109,7 +123,7 @@ def prompts_of(tokenizer: Tokenizer) -> list[list[int]]:
 def _unsafe(facts: ServerFacts, read: TextRead | None, tokenizer: Tokenizer) -> str:
     """Why the tokenizer's ids may be none of the server's; empty if they are."""
     if read is not None:
-        return "" if same_ids(read, tokenizer) else "its tokenizer is another one"
+        return "its tokenizer is another one" if agreement(read, tokenizer) == "other" else ""
     largest = max((max(ids) for ids in prompts_of(tokenizer)), default=0)
     if facts.vocab_size is not None and facts.vocab_size > largest:
         return ""

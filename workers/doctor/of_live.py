@@ -8,7 +8,7 @@ from common.answers import parse
 from common.chat_template import Tokenizer
 from common.messages import BadPrompt
 from workers.doctor.found import Found
-from workers.doctor.live import Live, Prompted, same_ids
+from workers.doctor.live import Live, Prompted, agreement
 from workers.doctor.report import Said, State
 from workers.sglang.answer import REASONS, Answer, Outcome
 from workers.sglang.preflight import ServerFacts
@@ -39,9 +39,17 @@ def _tokenizer(server: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
     if live.read is None:
         why = "with --skip-tokenizer-init it reads no text" if server.skip_tokenizer_init else "it reads no text"
         yield Said("ok", f"not compared: {why}, so see yourself that [tokenizer] path is its model's folder")
-    elif same_ids(live.read, found.tokenizer):
+    elif (agrees := agreement(live.read, found.tokenizer)) == "same":
         exact = "the same ids" if live.read.ids is not None else "as many ids"
         yield Said("ok", f"a text of many scripts gives {exact} on both sides ({live.read.count})")
+    elif agrees == "cut":
+        yield Said(
+            "warning",
+            f"it has the vocabulary of the tokenizer in {found.settings.tokenizer.path}, but cuts a text into other "
+            f"ids ({live.read.count} of them): prompts are not cut as its own users' are",
+            "see that tokenizer.json and config.json there are the model's own, and try the server's version of "
+            "transformers",
+        )
     else:
         yield Said(
             "wrong",
@@ -54,14 +62,15 @@ def _tokenizer(server: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
 def _answers(_: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
     """Whether what it answers is a good answer by the rules of a job."""
     if live.skipped:
-        yield Said("warning", f"not tried: {live.skipped}", "repeat `tokenmill doctor` when it has time")
+        state: State = "ok" if found.at_start else "warning"
+        yield Said(state, f"not tried: {live.skipped}", "repeat `tokenmill doctor` when it has time")
         return
     replies = [*live.greedy, *(one.reply for one in live.answers)]
     failed = [reply for reply in replies if reply.answer is None]
     if strange := _out_of_range(replies, found.tokenizer):
         yield Said("wrong", strange, "set [tokenizer] path to the folder of the server's model")
     elif failed:
-        yield _failure(failed, replies)
+        yield _failure(failed, replies, at_start=found.at_start)
     elif replies:
         tokens = sum(reply.answer.completion_tokens for reply in replies if reply.answer)
         seconds = max(reply.seconds for reply in replies)
@@ -72,17 +81,17 @@ def _answers(_: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
         yield Said("ok", f"no question was asked: {live.unasked}")
 
 
-def _failure(failed: Sequence[Reply], replies: Sequence[Reply]) -> Said:
+def _failure(failed: Sequence[Reply], replies: Sequence[Reply], *, at_start: bool) -> Said:
     first = failed[0]
     of = f"{len(failed)} of {len(replies)} short answers" if len(replies) > 1 else "a short answer"
+    says = f"{of} {'was' if len(failed) == 1 else 'were'} not good ({first.reason}): {first.detail}"
+    all_failed = len(failed) == len(replies)
     if first.reason == "late":
-        state: State = "warning"
         do = "see that it is not paused or hung (`tokenmill servers list`, its log), then repeat `tokenmill doctor`"
-    else:
-        decisive = first.reason in _DECISIVE and len(failed) == len(replies)
-        state = "wrong" if decisive or REASONS[first.reason].outcome is not Outcome.RETRY else "warning"
-        do = "read the server's log, and upgrade or restart it"
-    return Said(state, f"{of} {'was' if len(failed) == 1 else 'were'} not good ({first.reason}): {first.detail}", do)
+        return Said("wrong" if all_failed and not at_start else "warning", says, do)
+    passes = first.reason not in _DECISIVE and REASONS[first.reason].outcome is Outcome.RETRY
+    wrong = all_failed and not (passes and at_start)
+    return Said("wrong" if wrong else "warning", says, "read the server's log, and upgrade or restart it")
 
 
 def _out_of_range(replies: Sequence[Reply], tokenizer: Tokenizer | None) -> str:
@@ -118,7 +127,7 @@ def _ids(_: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
     if not good or found.tokenizer is None:
         return
     back = sum(_comes_back(answer.output_ids, found.tokenizer) for _, answer in good)
-    verified = live.read is not None and same_ids(live.read, found.tokenizer)
+    verified = live.read is not None and agreement(live.read, found.tokenizer) != "other"
     says = f"{back} of {len(good)} answers come back from their text with the same ids"
     if back == len(good) or verified:
         yield Said("ok", f"{says}; the ids themselves are kept, never made from text")

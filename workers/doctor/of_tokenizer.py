@@ -185,8 +185,7 @@ def _request_timeout(found: Found) -> Iterator[Said]:
             "warning",
             f"an answer of {asked:,} tokens must come at {needed:,.0f} tokens/s to end within {seconds:g} s, and a "
             "busy server gives each some 10 to 20: the longest answers would be dropped, and they alone",
-            "leave [server] request_timeout_seconds out, or raise it to "
-            f"{asked / _SLOW_TOKENS_PER_SECOND:,.0f} or more".replace(",", "_"),
+            f"leave [server] request_timeout_seconds out, or raise it to {asked / _SLOW_TOKENS_PER_SECOND:.0f} or more",
         )
     else:
         yield Said("ok", f"{seconds:g} s, enough at {needed:,.1f} tokens/s")

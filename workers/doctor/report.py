@@ -55,11 +55,8 @@ class Report(msgspec.Struct, frozen=True):
 def lines(report: Report, width: int = 80) -> Iterator[str]:
     """The report as a person reads it, in the order of the checks, no line longer than `width` characters."""
     width = max(50, min(width, _MOST_WIDTH))
-    before = ""
     for check in report.checks:
-        name = "" if check.name == before else check.name
-        before = check.name
-        first = f"{check.state:<{_STATE_WIDTH}}{name:<{_NAME_WIDTH}} "
+        first = f"{check.state:<{_STATE_WIDTH}}{check.name:<{_NAME_WIDTH}} "
         yield from _wrapped(check.says, first, width)
         if check.do:
             yield from _wrapped(check.do, f"{'':<{len(first)}}-> ", width)

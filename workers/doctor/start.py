@@ -19,7 +19,7 @@ from workers.doctor.live import BRIEF_SECONDS, Live, brief, try_all
 from workers.doctor.of_live import LIVE_CHECKS
 from workers.doctor.of_servers import SERVER_CHECKS
 from workers.doctor.report import Check, Report, Said
-from workers.sglang.http import Http
+from workers.sglang.http import AiohttpHttp, Http
 from workers.sglang.preflight import ServerFacts, ask_all, refusals_of
 
 # Beside BRIEF_SECONDS for the answers, what a server may take to tell its load.
@@ -79,7 +79,9 @@ class Beginning:
     def report(self, tokenizer: Tokenizer) -> Report:
         """What was found; a server that cannot be reached is a warning while there are others."""
         self._trying.join()
-        found = Found(self._settings, self._datasets, self.servers, tokenizer, self._failures, self._live)
+        found = Found(
+            self._settings, self._datasets, self.servers, tokenizer, self._failures, self._live, at_start=True
+        )
         report = report_on(found)
         return Report([_at_start(check) for check in report.checks if check.name not in _NOT_AT_START], report.servers)
 
@@ -128,10 +130,26 @@ async def look_at(
     `context_length` is the one that the job's prompts are made for, tokens.
     """
     live = await in_time(facts, api_key, http)
-    found = Found(settings, settings.datasets, [facts], None, [], {facts.url: live})
+    found = Found(settings, settings.datasets, [facts], None, [], {facts.url: live}, at_start=True)
     said = [(name, one) for name, check in SERVER_CHECKS.items() for one in check(facts, found)]
     said += [(name, one) for name, tried in LIVE_CHECKS.items() for one in tried(facts, live, found)]
     if context_length and facts.context_length and facts.context_length < context_length:
         short = f"it has a context of {facts.context_length:,} tokens, and the job's prompts are made for "
         said.append(("context", Said("wrong", f"{short}{context_length:,}", "start it with that --context-length")))
     return [Check(name, one.state, f"{facts.url}: {one.says}", one.do) for name, one in said if one.state != "ok"]
+
+
+def look_before(facts: ServerFacts, settings: Settings) -> list[str]:
+    """The same for whoever adds a server: warnings, one sentence each; raises ServerRefused for what is wrong."""
+
+    async def look() -> list[Check]:
+        http = AiohttpHttp(8)
+        try:
+            return await look_at(facts, settings.api_key_of(facts.url), http, settings)
+        finally:
+            await http.aclose()
+
+    checks = asyncio.run(look())
+    if wrong := [check.sentence for check in checks if check.state == "wrong"]:
+        raise ServerRefused("\n".join(wrong))
+    return [check.sentence for check in checks]

@@ -81,21 +81,22 @@ def pilot(
     asks: Sequence[Ask],
     say: Callable[[int, int], None] = lambda _ended, _in_flight: None,
 ) -> Pilot:
+    """The same as `answers`, from start to end; Ctrl-C interrupts it."""
+    return asyncio.run(answers(settings, servers, vocab_size, asks, say))
+
+
+async def answers(
+    settings: Settings,
+    servers: Sequence[ServerFacts],
+    vocab_size: int,
+    asks: Sequence[Ask],
+    say: Callable[[int, int], None] = lambda _ended, _in_flight: None,
+) -> Pilot:
     """Ask all and wait for every answer: to leave the long ones out would tell a mean that is too low.
 
     `say` is called each second with how many have ended and how many are in flight. What is in flight when this is
     interrupted is aborted on its server. Raises ServerUnavailable once no server has been there for a minute.
     """
-    return asyncio.run(_pilot(settings, servers, vocab_size, asks, say))
-
-
-async def _pilot(
-    settings: Settings,
-    servers: Sequence[ServerFacts],
-    vocab_size: int,
-    asks: Sequence[Ask],
-    say: Callable[[int, int], None],
-) -> Pilot:
     client = _client(settings, servers, vocab_size, len(asks))
     started = seen_at = time.monotonic()
     client.start(lambda: None)

@@ -43,10 +43,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class TextRead(msgspec.Struct, frozen=True):
-    """How a server reads a text: the ids, where it says them, and how many there are."""
+    """How a server reads a text: the ids, where it says them, and how many there are.
+
+    `added`: a token may stand before and behind those of the text, such as Llama's <|begin_of_text|>.
+    """
 
     count: int
     ids: list[int] | None = None
+    added: bool = False
 
 
 class Prober:
@@ -84,7 +88,7 @@ class Prober:
         if not told or not isinstance(meta := told.get("meta_info"), dict):
             return None
         count = meta.get("prompt_tokens")
-        return TextRead(count, _ids(told.get("prompt_token_ids"))) if isinstance(count, int) else None
+        return TextRead(count, _ids(told.get("prompt_token_ids")), added=True) if isinstance(count, int) else None
 
     async def _told(self, path: str, body: Mapping[str, Any], patience_seconds: float) -> dict[str, Any] | None:
         try:

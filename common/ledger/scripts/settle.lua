@@ -5,8 +5,8 @@
 --   only if all records count, since a caller that dies before it has voided the others must leave them to be found
 --   rebuild: 1 when the ledger is built anew from the segments: the attempt may be older than the current one
 --   samples: (index attempt prompt_tokens completion_tokens cached_tokens bucket flags left answer recent) each; flags
---   joined by commas; one with the flag uncounted is not charged. recent: what the window of the gates keeps of it
---   (_recent.py), empty in a rebuild. left: the turns of its conversation that are still to come, empty where it is no turn of one or where that
+--   joined by commas; one with the flag uncounted is not charged. recent: what the gates' window keeps of it beside
+--   the time (_recent.py), empty in a rebuild. left: the turns of its conversation that are still to come, empty where it is no turn of one or where that
 --   is known already; answer: what the next of them is to follow (packed output_ids), empty if it was truncated
 -- ANSWERS: one entry a sample: 1 it counts (also when asked again), 0 superseded by another attempt: void its record
 -- An attempt that the ledger does not know is newer than all it knows: Redis lost its last second. It counts. An older
@@ -86,9 +86,11 @@ if samples > 0 then
   redis.call('HDEL', KEYS[14], unpack(removed))
 end
 if #recent > 0 then
-  local size = #recent[1]
+  local t = redis.call('TIME')
+  local now = struct.pack('>d', t[1] * 1000 + math.floor(t[2] / 1000))
+  local size = #now + #recent[1]
   local first = redis.call('HINCRBY', KEYS[1], 'recent', #recent) - #recent
-  for i, one in ipairs(recent) do redis.call('SETRANGE', KEYS[19], (first + i - 1) % KEPT * size, one) end
+  for i, one in ipairs(recent) do redis.call('SETRANGE', KEYS[19], (first + i - 1) % KEPT * size, now .. one) end
 end
 if superseded == 0 and ARGV[1] ~= '' and tonumber(ARGV[2]) > tonumber(redis.call('HGET', KEYS[11], ARGV[1]) or '0') then
   redis.call('HSET', KEYS[11], ARGV[1], ARGV[2])

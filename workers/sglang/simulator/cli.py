@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from common.options import HELP
 from common.parent import end_with_parent
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
+from workers.sglang.simulator.faults import ALL_OF_REQUESTS, OF_THE_SERVER
 from workers.sglang.simulator.presets import PRESETS
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.server import Simulator
@@ -91,7 +91,7 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
     "faults",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help=f"Have a fault from the start: {', '.join([*OF_REQUESTS, *OF_THE_SERVER])}; as in reset:share=0.1, "
+    help=f"Have a fault from the start: {', '.join([*ALL_OF_REQUESTS, *OF_THE_SERVER])}; as in reset:share=0.1, "
     "nan:next=3,after=50, status:status=500 or poison:ids=5+6+7. GET /_sim/faults explains them, and POST sets them "
     "while it runs. Repeatable.",
 )
