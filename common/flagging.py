@@ -7,14 +7,11 @@ written; nothing here needs a tokenizer. What needs the model's Reading is left 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.answers import Answer
 from common.loops import copied_share, find_loop
-from common.reading import Reading
+from common.reading import Parts, Reading
 
 _OUT_OF_PLACE = frozenset({"control_in_content", "think_reopened", "think_end_unopened"})
-_BAD_CHARACTERS = ("\ufffd", "\0")
-# A model may speak of U+FFFD, and write it.
-_MIN_BAD, _MIN_BAD_SHARE = 3, 0.05
+_OF_CALLS = frozenset({"unbalanced_tool_calls", "tool_call_not_json"})
 _MIN_COPIED_SHARE = 0.75
 # The last control token of a prompt says whether it opens a think block; it stands within so many ids of its end.
 _PROMPT_END = 24
@@ -33,10 +30,8 @@ def flags_of(
     """
     found = dict(_of_ids(output_ids, input_ids))
     if reading is not None:
-        answer = reading.read(output_ids, prompt_end(input_ids))
-        thinks = asked_to_think and reading.thinks
-        found |= dict(_of_parts(answer, truncated=truncated, thinks=thinks))
-        found |= dict(_of_text(answer, truncated=truncated))
+        parts = reading.parts(output_ids, prompt_end(input_ids), truncated=truncated)
+        found |= dict(_of_parts(parts, truncated=truncated, thinks=asked_to_think and reading.thinks))
     return found
 
 
@@ -54,31 +49,21 @@ def _of_ids(output_ids: Sequence[int], input_ids: bytes) -> Found:
         yield "copied_prompt", {"share": share}
 
 
-def _of_parts(answer: Answer, *, truncated: bool, thinks: bool) -> Found:
-    damages, reasoning = set(answer.damages), answer.reasoning
-    out_of_place = [one for one in answer.damages if one in _OUT_OF_PLACE]
+def _of_parts(parts: Parts, *, truncated: bool, thinks: bool) -> Found:
+    out_of_place = [one for one in parts.damages if one in _OUT_OF_PLACE]
     if out_of_place:
         yield "control_tokens", {"kinds": out_of_place}
-    if "no_think_end" in damages:
+    unclosed = "no_think_end" in parts.damages
+    if unclosed:
         yield "no_think_end", None
-    elif reasoning is not None and not reasoning.strip() and thinks:
+    elif parts.reasoning is False and thinks:
         yield "empty_think", None
-    elif reasoning is None and thinks and "think_end_unopened" not in damages:
+    elif parts.reasoning is None and thinks and "think_end_unopened" not in parts.damages:
         yield "no_think", None
-    broken = {"unbalanced_tool_calls", "tool_call_not_json"} & damages
+    broken = [one for one in parts.damages if one in _OF_CALLS]
     if not truncated:
-        for flag in sorted(broken):
-            yield flag, None
-    if not (answer.content.strip() or answer.tool_calls or broken or "no_think_end" in damages):
-        yield ("think_only" if reasoning and reasoning.strip() else "empty_answer"), None
-
-
-def _of_text(answer: Answer, *, truncated: bool) -> Found:
-    calls = (call["function"]["arguments"] for call in answer.tool_calls)
-    texts = [answer.reasoning or "", answer.content, *calls]
-    characters = sum(map(len, texts))
-    bad = sum(text.count(one) for text in texts for one in _BAD_CHARACTERS)
-    if truncated and bad and any(text.endswith("\ufffd") for text in texts):
-        bad -= 1  # a character that was cut in two
-    if bad >= _MIN_BAD and bad >= _MIN_BAD_SHARE * characters:
-        yield "bad_text", {"share": round(bad / characters, 4)}
+        yield from ((flag, None) for flag in broken)
+    if not (parts.content or broken or unclosed):
+        yield ("think_only" if parts.reasoning else "empty_answer"), None
+    if parts.broken_share:
+        yield "bad_text", {"share": parts.broken_share}

@@ -14,7 +14,8 @@ _LONGEST_PERIOD = 2048
 # Tables, logs and boilerplate say a thing again, too, but not so often and not for so long.
 MIN_TIMES, MIN_LENGTH = 4, 200
 _PROBES, _PROBE = 8, 16
-_ORDER = (1, 3, 5, 7, 0, 2, 4, 6)  # half of them show that nothing is copied
+# The first two tell that nothing is copied: one is looked for in a nanosecond a byte.
+_ORDER, _FIRST_PROBES = (3, 5, 1, 7, 0, 2, 4, 6), 2
 # Shorter answers stand in many prompts.
 _MIN_COPIED = 64
 
@@ -77,21 +78,12 @@ def copied_share(ids: Sequence[int], prompt: bytes) -> float:
     if len(ids) < _MIN_COPIED:
         return 0.0
     step = (len(ids) - _PROBE) / (_PROBES - 1)
+    within = b",%b," % prompt[1:-1]
     found = 0
     for looked, number in enumerate(_ORDER, 1):
         start = round(step * number)
-        found += _stands_in(ids[start : start + _PROBE], prompt)
-        if looked == _PROBES // 2 and not found:
+        # Between commas: 2,3 stands in 12,34 as well.
+        found += b",%b," % msgspec.json.encode(ids[start : start + _PROBE])[1:-1] in within
+        if looked == _FIRST_PROBES and not found:
             return 0.0
     return found / _PROBES
-
-
-def _stands_in(ids: Sequence[int], prompt: bytes) -> bool:
-    probe = msgspec.json.encode(ids)[1:-1]
-    at = prompt.find(probe)
-    while at >= 0:
-        # Not within longer numbers: 12,3 stands in 112,34.
-        if prompt[at - 1 : at] in {b"[", b","} and prompt[at + len(probe) : at + len(probe) + 1] in {b"]", b","}:
-            return True
-        at = prompt.find(probe, at + 1)
-    return False

@@ -4,11 +4,12 @@ Written when a job is registered, by whoever has the tokenizer then, and named a
 worker takes the one that this job's prompts are made with. Workers share the output folder anyway.
 """
 
+import itertools
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
@@ -19,11 +20,34 @@ from common.chat_template import Tokenizer
 from common.control_tokens import any_of
 from common.durable import make_folder, replace_file
 from common.token_bytes import UNKNOWN
-from common.tool_calls import FORMATS
+from common.tool_calls import FORMATS, LLAMA
 
+_UNCLOSED = ("no_think_end",)
 # The facts of a job carry the packed reading under this name until it is registered.
 READING = "reading"
 _MAX_BYTES = 64 * 1024 * 1024
+
+
+# What an id is by itself: text; no whole character, or no token; a control token; white space alone.
+_TEXT, _BROKEN, _CONTROL, _BLANK = (bytes([kind]) for kind in range(4))
+# A broken id stands for so many U+FFFD at most, and a character has a broken id or more.
+_MOST_BROKEN = 4
+_BROKEN_CHARACTERS = ("\ufffd", "\0")
+# A model may speak of U+FFFD, and write it: fewer than these do not matter.
+MIN_BROKEN, MIN_BROKEN_SHARE = 3, 0.05
+
+
+class Parts(NamedTuple):
+    """What an answer has, as far as its flags go: whether there is text in its reasoning (None: no think block).
+
+    `content` is that there is a content, or a tool call; `damages` are those of common/answers.py but the last.
+    `broken_share` of its characters are U+FFFD or NUL; 0 if they are too few to matter.
+    """
+
+    reasoning: bool | None
+    content: bool
+    damages: tuple[str, ...] = ()
+    broken_share: float = 0.0
 
 
 class _Packed(msgspec.Struct):
@@ -36,6 +60,7 @@ class _Packed(msgspec.Struct):
     takes_objects: bool
     takes_null: bool
     thinks: bool
+    kinds: bytes  # of each id one of those above
     lengths: bytes  # of each id's bytes, as unsigned numbers of 2 bytes, little-endian
     joined: bytes  # these bytes, one after the other
 
@@ -54,10 +79,12 @@ class Reading:
         for length in lengths:
             self._bytes.append(kept.joined[at : at + length])
             at += length
-        self._bytes += [UNKNOWN] * (vocab_size - len(self._bytes))
+        unknown = vocab_size - len(self._bytes)
+        self._bytes += [UNKNOWN] * unknown
+        self._kinds = kept.kinds + _BROKEN * unknown
         names = set(kept.control.values())
         tools = next((one for one in FORMATS if one.name == kept.tools), None)
-        missing = [mark for mark in tools.marks if mark not in names] if tools and tools.name != "llama" else []
+        missing = [mark for mark in tools.marks if mark not in names] if tools and tools is not LLAMA else []
         self.layout = Layout(
             control=kept.control,
             end=frozenset(kept.end),
@@ -79,6 +106,33 @@ class Reading:
         """The answer; `prompt_end` are the last ids of its prompt, the last control token among them."""
         return read(output_ids, self.layout, self.decode, self.layout.behind_think(prompt_end, self.decode))
 
+    def parts(self, output_ids: Sequence[int], prompt_end: Sequence[int], *, truncated: bool) -> Parts:
+        """What there is to flag in an answer: by its ids alone where they tell, else it is read."""
+        opened = self.layout.behind_think(prompt_end, self.decode)
+        return self._plain_parts(output_ids, opened=opened is not None) or _parts(
+            read(output_ids, self.layout, self.decode, opened), truncated=truncated
+        )
+
+    def _plain_parts(self, ids: Sequence[int], *, opened: bool) -> Parts | None:
+        """Of an answer that is nothing but reasoning and text, each with few broken ids; None for any other."""
+        layout = self.layout
+        if layout.tags is not None or not layout.think_by_id or layout.tools is LLAMA:
+            return None
+        stop = len(ids) - 1 if ids and ids[-1] in layout.end else len(ids)
+        kinds = bytes(map(self._kinds.__getitem__, ids[:stop]))
+        broken = kinds.count(_BROKEN) * _MOST_BROKEN
+        if broken >= MIN_BROKEN and broken >= MIN_BROKEN_SHARE * stop:
+            return None
+        *texts, last = kinds.split(_CONTROL)
+        names = [
+            layout.control[ids[at]] for at in itertools.accumulate(len(text) + 1 for text in texts) for at in [at - 1]
+        ]
+        if opened and names in ([], [THINK_END]):
+            return Parts(_has_text(texts[0]), _has_text(last)) if names else Parts(_has_text(last), False, _UNCLOSED)
+        if not opened and names == [THINK, THINK_END] and not texts[0]:
+            return Parts(_has_text(texts[1]), _has_text(last))
+        return Parts(None, _has_text(last)) if not opened and not names else None
+
 
 UNREADABLE = (zstandard.ZstdError, msgspec.MsgspecError)
 
@@ -99,6 +153,7 @@ def pack(tokenizer: Tokenizer) -> bytes:
         takes_objects=layout.takes_objects,
         takes_null=layout.takes_null,
         thinks=any(mark in tokenizer.template_text for mark in (THINK, THINK_END)),
+        kinds=b"".join(_kind(token_id, text, layout.control) for token_id, text in enumerate(table)),
         lengths=array("H", map(len, table)).tobytes(),
         joined=b"".join(table),
     )
@@ -135,6 +190,36 @@ def find_reading(output: Path, facts: Mapping[str, Any]) -> Reading | None:
     except FileNotFoundError:
         packed = b""
     return Reading(packed, int(facts.get("vocab_size") or 0)) if packed else None
+
+
+def _kind(token_id: int, text: bytes, control: Mapping[int, str]) -> bytes:
+    if token_id in control:
+        return _CONTROL
+    try:
+        whole = text.decode()
+    except UnicodeDecodeError:
+        return _BROKEN
+    if any(one in whole for one in _BROKEN_CHARACTERS):
+        return _BROKEN
+    return _TEXT if whole.strip() else _BLANK
+
+
+def _has_text(kinds: bytes) -> bool:
+    return bool(kinds.strip(_BLANK))
+
+
+def _parts(answer: Answer, *, truncated: bool) -> Parts:
+    reasoning = None if answer.reasoning is None else bool(answer.reasoning.strip())
+    calls = [call["function"]["arguments"] for call in answer.tool_calls]
+    texts = [answer.reasoning or "", answer.content, *calls]
+    characters = sum(map(len, texts))
+    broken = sum(text.count(one) for text in texts for one in _BROKEN_CHARACTERS)
+    if truncated and broken and any(text.endswith("\ufffd") for text in texts):
+        broken -= 1  # a character that was cut in two
+    matter = broken >= MIN_BROKEN and broken >= MIN_BROKEN_SHARE * characters
+    share = round(broken / characters, 4) if matter else 0.0
+    damages = tuple(one for one in answer.damages if one != "replacement_character")
+    return Parts(reasoning, bool(answer.content.strip() or calls), damages, share)
 
 
 def _decompressed(packed: bytes) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 
 from producer.audit.answer_objects import Found, claims_of, objects_in
 from producer.datasets.cursor import BadLine
-from producer.datasets.layouts.catalog import MESSAGE_LIST, find, read_list
+from producer.datasets.layouts.catalog import LAYOUTS, MESSAGE_LIST, Layout, find, read_list
 from producer.datasets.layouts.turns import Turn
 from producer.datasets.reasons import NOT_JSON, BadRow, quoted
 
@@ -23,6 +23,10 @@ ANSWERS = (
 REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "gemini_thinking_trajectory", "thought")
 _NUMBERS = ("index", "idx", "row", "row_index", "custom_id", "id", "request_id")
 _SECONDS = ("latency_seconds", "latency", "elapsed_seconds", "elapsed", "duration_seconds", "e2e_latency")
+_PLAIN = [one for one in LAYOUTS if one.name in {"magicoder", "alpaca", "opencode", "openorca", "question", "query"}]
+_NOT_PLAIN = frozenset(
+    {"input_ids", "messages", "conversations", "conversation", "chat", "history", "trajectory", "traj", "data", "turns"}
+)
 _UNTRAINED = -100
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "tool_response", "refusal"})
 
@@ -72,6 +76,8 @@ class Seen(msgspec.Struct):
     @property
     def prompt(self) -> str:
         """What was asked, as one text to tell prompts apart; empty if the row does not say."""
+        if len(self.turns) == 1:
+            return _whole(self.turns[0].raw)
         return "\0".join(f"{turn.role}\1{_whole(turn.raw)}" for turn in self.turns)
 
 
@@ -234,7 +240,7 @@ def _of_text(row: dict[str, Any]) -> Seen:
     seen = Seen("flat", claims=claims_of(row))
     answer = next((name for name in ANSWERS if name in row and row[name] != []), None)
     try:
-        layout = find(row)
+        layout = _layout(row)
         seen.layout = layout.name
         read = layout.read(row)
         seen.turns, seen.tools, seen.system = read.turns, read.tools, read.system
@@ -249,6 +255,18 @@ def _of_text(row: dict[str, Any]) -> Seen:
         seen.said = [Said(_flat(row[answer]) if answer else "", *_reasoning(row), row.get("tool_calls"))]
         seen.roles = [*seen.roles, "assistant"] if seen.roles else []
     return seen
+
+
+def _layout(row: Mapping[str, Any]) -> Layout:
+    """As find() has it, without ids; rows of text columns are short and many, and need not be tried for all other layouts."""
+    if _NOT_PLAIN.isdisjoint(row) and not isinstance(row.get("question"), list):
+        plain = next((one for one in _PLAIN if one.fits(row)), None)
+        if plain is not None:
+            return plain
+    found = find(row)
+    if found.name == "input_ids":  # the column is there, and null
+        raise BadRow("bad_input_ids")
+    return found
 
 
 def _flat(value: Any) -> str:

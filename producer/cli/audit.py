@@ -66,7 +66,7 @@ def audit(
     where no finish_reason says so), rows that were dropped, duplicates, control tokens and think marks in the wrong
     place, damaged characters, turns out of order, and lines that cannot be read. docs/audit.md lists all checks.
 
-    Files may be larger than memory: a row takes 32 bytes, and half as much again at the end. Leaves with code 3 if
+    Files may be larger than memory: a row takes 32 bytes, and as much again at the end. Leaves with code 3 if
     something is wrong; warnings and notes leave with 0.
     """
     import msgspec

@@ -83,7 +83,11 @@ def plan(
     made = _made(settings, chosen, sources, run, piloted, servers, loads, tokens_per_second, unasked)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(made) + b"\n")
-        return
+    else:
+        _print(made)
+
+
+def _print(made: Any) -> None:
     import shutil
 
     from producer.monitor.figures import look_of

@@ -250,14 +250,10 @@ class Frames:
     def _add(self, before: Kind, kind: Kind, between: str) -> None:
         """A text that holds no control token is no sign of another turn, since a user may have written it.
 
-        It is one at the start, around declared tools, and behind results of tools if it is long.
+        It is one at the start and behind declared tools, and in front of tools or behind their results if it is long.
         """
-        if not (
-            self.marks.has_mark(between)
-            or before == "start"
-            or "tools" in {before, kind}
-            or (before == "tool" and len(between) >= _LONG)
-        ):
+        is_long = len(between) >= _LONG and (kind == "tools" or before == "tool")
+        if not (self.marks.has_mark(between) or before in {"start", "tools"} or is_long):
             return
         # A result's id may stand in front of it, or behind.
         own = re.findall(r"zqcall\d{3}", between)

@@ -128,7 +128,7 @@ class _Reading:
                     break
                 found.append(more)
                 end = stop
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotRead(f"its tools are no JSON: {error}") from None
         if not all(isinstance(one, dict) for one in found):
             raise NotRead("its tools are no objects")

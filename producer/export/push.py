@@ -19,6 +19,8 @@ class Target:
     def __init__(self, url: str, *, overwrite: bool) -> None:
         """Look whether it is there. Raises UsageError for another export there, UnavailableError."""
         self.url = url.rstrip("/")
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise UsageError("--push has a user or a password in its URL; give these in the environment instead")
         if url.startswith("hf://") and (not url.startswith(_HUB) or self.url.count("/") < 4):
             raise UsageError(f"--push {url}: a hub has data sets as hf://datasets/OWNER/NAME")
         try:

@@ -77,23 +77,7 @@ def look(
     sampling = settings.sampling_of(dataset)
     limits = Limits(vocab_size, context_length, sampling.max_new_tokens, sampling.fit)
     with source_at_hand(settings, dataset) as source:
-        taken = sample(source, dataset.max_row_bytes, READ_SECONDS)
-        rows, spread = taken.rows, taken.all or len(taken.rows) > FIRST_ROWS
-        weights = [1.0] * len(rows)
-        if taken.all:
-            counted = Rows(len(rows), "counted")
-        else:
-            if spread:
-                rows = _evenly(rows)
-                weights = _weights(rows, files_of(source))
-            row_bytes = _mean({number: row.size + 1 for number, row in enumerate(rows)}, weights)
-            counted, kept = count_rows(source, dataset.max_row_bytes, row_bytes, count_seconds)
-            if kept and counted.how == "counted":  # better than rows at some places
-                rows, weights, spread = kept, [1.0] * len(kept), True
-        if counted.how == "counted" and is_cut(source):
-            counted = Rows(counted.count, "at least")
-    if dataset.limit is not None and counted.count >= dataset.limit:
-        counted = Rows(dataset.limit, "counted")
+        counted, rows, weights, spread, fault = _read_some(source, dataset, count_seconds)
     # In no order: if there is time for some of them only, these are from all over as well.
     order = random.Random(0).sample(range(len(rows)), len(rows))
     rows = [msgspec.structs.replace(rows[place], index=number) for number, place in enumerate(order)]
@@ -118,8 +102,32 @@ def look(
         mean_prompt_tokens=mean,
         samples_a_row=samples_a_row,
         id_bytes=sum(len(prompt.input_ids) for prompt in prompts) / ids if ids else 6.0,
-        fault=taken.fault,
+        fault=fault,
     )
+
+
+def _read_some(
+    source: str | Path, dataset: DatasetSettings, count_seconds: float
+) -> tuple[Rows, list[Row], list[float], bool, str]:
+    """How many rows there are, some of them with their weights, whether they are from all over, and what is wrong."""
+    taken = sample(source, dataset.max_row_bytes, READ_SECONDS)
+    rows, spread = taken.rows, taken.all or len(taken.rows) > FIRST_ROWS
+    weights = [1.0] * len(rows)
+    if taken.all:
+        counted = Rows(len(rows), "counted")
+    else:
+        if spread:
+            rows = _evenly(rows)
+            weights = _weights(rows, files_of(source))
+        row_bytes = _mean({number: row.size + 1 for number, row in enumerate(rows)}, weights)
+        counted, kept = count_rows(source, dataset.max_row_bytes, row_bytes, count_seconds)
+        if kept and counted.how == "counted":  # better than rows at some places
+            rows, weights, spread = kept, [1.0] * len(kept), True
+    if counted.how == "counted" and is_cut(source):
+        counted = Rows(counted.count, "at least")
+    if dataset.limit is not None and counted.count >= dataset.limit:
+        counted = Rows(dataset.limit, "counted")
+    return counted, rows, weights, spread, taken.fault
 
 
 def _evenly(rows: Sequence[Row]) -> list[Row]:

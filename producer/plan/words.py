@@ -171,11 +171,11 @@ def _answers(one: Dataset) -> str:
 def _end(one: Dataset) -> str:
     if one.cap_tokens is None:
         return ""
-    prompts = ", prompts included," if one.count == "total" else ""
+    prompts = " with prompts" if one.count == "total" else ""
     if one.planned.ends == "cap":
         return f"its cap of {one.cap_tokens:,} tokens{prompts} takes {one.planned.samples:,} samples"
     return (
-        f"its source ends at {one.planned.spent_tokens:,} tokens{prompts} before its cap of {one.cap_tokens:,}"
+        f"its source ends at {one.planned.spent_tokens:,} tokens{prompts}, before its cap of {one.cap_tokens:,}"
         if one.rows.how != "at least"
         else f"as far as was read it has {one.planned.spent_tokens:,} tokens{prompts} of its cap of {one.cap_tokens:,}"
     )

@@ -71,10 +71,11 @@ def main() -> None:
     print(f"a worker reads {len(packed):,} bytes in {1000 * (time.process_time() - since):.0f} ms")
     parts: dict[str, Callable[[list[int], bytes], object]] = {
         "all flags": lambda ids, prompt: flags_of(ids, prompt, reading, truncated=False, asked_to_think=True),
-        "  reading": lambda ids, prompt: reading.read(ids, prompt_end(prompt)),
+        "  parts": lambda ids, prompt: reading.parts(ids, prompt_end(prompt), truncated=False),
         "  loops": lambda ids, _: find_loop(ids),
         "  copies": copied_share,
-        "with the tokenizer": lambda ids, _: parse(ids, tokenizer),
+        "read whole": lambda ids, prompt: reading.read(ids, prompt_end(prompt)),
+        "by the tokenizer": lambda ids, _: parse(ids, tokenizer),
     }
     for name, answers in (("texts", texts(tokenizer, asked.answers)), ("random", random_ids(tokenizer, asked.answers))):
         for part, what in parts.items():

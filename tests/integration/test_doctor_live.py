@@ -12,12 +12,16 @@ import pytest
 
 from common.chat_template import Tokenizer
 from common.errors import ServerRefused, UnavailableError, UsageError
+from common.ledger import Ledger
+from common.sections import SamplingSettings, ServerSettings, TokenizerSettings
 from common.settings import Settings, load_settings
 from tests.conftest import REPO
 from tests.contract.conftest import simulated
+from tests.integration.worker_steps import VOCAB_SIZE, Server, run, until
 from workers.doctor.examine import examine
 from workers.doctor.report import Report
 from workers.doctor.start import Beginning, forced, is_known, look_at, look_before
+from workers.service import Service
 from workers.sglang.http import AiohttpHttp
 from workers.sglang.preflight import ServerFacts, read_facts
 from workers.sglang.simulator.config import SimulatorConfig
@@ -289,3 +293,39 @@ def test_a_server_is_looked_at_before_it_is_added(start: Start, tmp_path: Path) 
 def test_what_a_simulated_server_is_to_say_has_a_key() -> None:
     with pytest.raises(UsageError, match="KEY=VALUE"):
         SimulatorConfig(says=("fp8",))
+
+
+@pytest.mark.parametrize(
+    ("model", "state"),
+    [
+        ({"servers": [{"version": "0.5.9"}]}, "unfit"),
+        ({"servers": [{"version": "0.5.9"}], "forced": [{"name": "probe_answers"}]}, "up"),
+        ({}, "up"),  # of a version that noted no servers
+    ],
+)
+def test_a_worker_takes_no_server_of_another_kind_with_which_something_is_wrong(
+    valkey: str, ledger: Ledger, tmp_path: Path, model: dict[str, Any], state: str
+) -> None:
+    async def test() -> None:
+        async with Server(speed=0.0, faults=("lost_id",)) as server:
+            settings = Settings(
+                output=tmp_path,
+                redis=valkey,
+                server=ServerSettings(urls=[server.url]),
+                tokenizer=TokenizerSettings(path=tmp_path),
+                sampling=SamplingSettings(max_new_tokens=64),
+            )
+            service = Service(settings, owner="w1@host", concurrency=3)
+            ledger.set_model({"vocab_size": VOCAB_SIZE, "weight_version": "default", **model})
+            await service.start()
+            await until("the server was looked at", lambda: seen() not in {None, "checking"})
+            found, tried = seen(), server.totals.taken
+            await service.stop(0)
+            assert found == state
+            assert bool(tried) == ("servers" in model)
+
+    def seen() -> Any:
+        servers = ledger.processes().get("w1@host", (0, {}))[1].get("servers") or [{}]
+        return servers[0].get("state")
+
+    run(test)

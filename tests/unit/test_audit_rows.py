@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,16 @@ import msgspec
 import pytest
 
 from common.records import Void, Voided, Written, encode_line
+from producer.audit import of_answers, of_rows
 from producer.audit.audit import audit
+from producer.audit.reconstruct import REASONS
 from producer.audit.rows import NotData, see
 from producer.audit.tally import Digests, Lengths, digest_of
 from producer.audit.texts import thoughts_in
+from producer.datasets.layouts.catalog import find
+from producer.datasets.reasons import REASONS as ROW_REASONS
 from producer.datasets.reasons import BadRow
+from tests.conftest import REPO
 from tests.unit.audit_steps import Row, alarms, clean, looked, notes, tokenizer, words
 
 USER = {"role": "user", "content": "1 + 1 = ?"}
@@ -259,3 +265,29 @@ def test_digests_tell_what_is_there_again() -> None:
     assert digests.repeated() == 2
     assert list(digests.examples()) == [(0, 3, 3)]
     assert digests.first().tolist() == [True, True, True, False, True, True, False]
+
+
+def test_every_finding_and_reason_is_in_the_documentation() -> None:
+    page = (REPO / "docs" / "audit.md").read_text(encoding="utf-8")
+    tables = (of_answers._NOTES, of_rows._DAMAGES, of_rows._ROLES, of_rows._IDS)
+    names = {name for table in tables for name in table} - {"void", "reject"}
+    sources = "".join(Path(one.__file__).read_text(encoding="utf-8") for one in (of_answers, of_rows))
+    names |= set(re.findall(r'"(?:wrong|warning|note)",\s*"([a-z_]+)"', sources))
+    assert len(names) > 40
+    assert {name for name in names if f"`{name}`" not in page} == set()
+    reasons = REASONS.keys() - ROW_REASONS.keys()
+    assert {reason for reason in reasons if f"`{reason}`" not in page} == set()
+
+
+@pytest.mark.parametrize("name", ["magicoder", "alpaca", "opencode", "openorca", "question", "query"])
+def test_the_short_way_to_a_layout_is_that_of_the_catalog(name: str) -> None:
+    columns = {
+        "magicoder": {"problem": "p", "solution": "s", "instruction": "i"},
+        "alpaca": {"instruction": "i", "output": "o", "input": "n"},
+        "opencode": {"input": "i", "output": "o", "question": "q"},
+        "openorca": {"question": "q", "system_prompt": "", "query": "q"},
+        "question": {"question": "q", "query": "q", "prompt": "p"},
+        "query": {"query": "q", "prompt": "p"},
+    }[name]
+    assert see(columns).layout == find(columns).name == name
+    assert see(columns | {"messages": [USER]}).layout == "messages"

@@ -121,6 +121,15 @@ def test_what_is_chosen(output: Path, options: list[str], taken: list[str]) -> N
     assert ids_of(export(output, *options) / "ids/train.jsonl") == taken
 
 
+def test_what_a_gate_leaves_out(output: Path) -> None:
+    config = output.parent / "tokenmill.toml"
+    own = "[datasets.gates.truncated]\ndrop_from_export = true\n"
+    config.write_text(config.read_text().replace('path = "A.jsonl"\n', 'path = "A.jsonl"\n' + own))
+    folder = export(output)
+    assert ids_of(folder / "ids/train.jsonl") == ["A/0", "B/0"]
+    assert json.loads((folder / "manifest.json").read_bytes())["datasets"]["A"]["left_out_by_gate"] == 1
+
+
 def test_of_equal_answers_to_equal_prompts_one_stays(tmp_path: Path) -> None:
     write_segment(tmp_path / "out", "a-0.jsonl", *(record_line(n, answer=[4, n % 2]) for n in range(5)))
     write_config(tmp_path)

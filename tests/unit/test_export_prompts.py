@@ -1,6 +1,8 @@
 """Prompts are read back from their ids: every family's turns, tools and earlier answers; what cannot be is named."""
 
+import contextlib
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +13,12 @@ import pytest
 
 from common.answer_layout import layout_of
 from common.chat_template import Tokenizer
-from common.messages import BadPrompt
+from common.messages import BadPrompt, check_messages
 from common.sections import DatasetSettings, TokenizerSettings
 from producer.datasets.containers import Cursor, read_rows
 from producer.datasets.rows import BadRow, convert
 from producer.export.conversations import REASONS, Conversation, Conversations
-from producer.export.prompts import Prompts
+from producer.export.prompts import NotRead, Prompts
 from producer.export.rows import Row
 from tests.conftest import REPO, SHARED
 from tests.unit.answer_models import END, ids_of, make, template
@@ -176,6 +178,23 @@ def test_a_name_in_the_place_of_the_role_comes_back(load: Load) -> None:
     assert read(tokenizer, messages) == (messages, None)
 
 
+@pytest.mark.parametrize("name", [*MODELS, *DECLARING, "example", "kimi"])
+def test_whatever_the_ids_are_it_is_read_or_told(load: Load, name: str) -> None:
+    tokenizer = load(name)
+    prompts = Prompts(tokenizer, {})
+    one = called(tokenizer, 1)
+    (whole,) = tokenizer.encode([tokenizer.render([SYSTEM, USER, one, result(one)], None, {})])
+    parts = [*tokenizer.control_ids, "user\n", "tool\n", "[" * 3_000, "{", '{"name": 1}', "\n", "a", "\U0001f9ff"]
+    chance = random.Random(7)
+    for _ in range(25):
+        mixed = ids_of(tokenizer, "".join(chance.choices(parts, k=chance.randrange(12))))
+        at = chance.randrange(len(whole))
+        for ids in (mixed, [*whole[:at], *mixed, *whole[at:]], whole[at:], whole[:at]):
+            with contextlib.suppress(NotRead):
+                messages, tools = prompts.conversation(ids)
+                check_messages(messages, tools)
+
+
 def row_of(prompt: list[int], answer: list[int]) -> Row:
     ids = [*prompt, *answer]
     return Row(
@@ -234,14 +253,14 @@ def test_arguments_of_the_template_are_those_of_the_dataset(tmp_path: Path) -> N
 @pytest.mark.skipif(not PROMPTS.is_dir(), reason="real prompts lie beside the project, and are not there")
 @pytest.mark.timeout(300)
 def test_nearly_all_real_prompts_come_back_with_their_ids(load: Load) -> None:
-    """Up to 25 rows of each file, with Kimi-K2.5's tokenizer; the conversation is rendered to the row's own ids."""
+    """Up to 10 rows of each file, with Kimi-K2.5's tokenizer; the conversation is rendered to the row's own ids."""
     tokenizer = load("kimi")
     reader = Conversations(tokenizer, {"A": {}})
     answer = ids_of(tokenizer, "So, 6 \u00d7 7.\n</think>It is 42 \U0001f642.<|im_end|>")
     found: Counter[str] = Counter()
     for path in sorted(path for path in PROMPTS.glob("*/*") if path.is_file() and "labels" not in path.name):
         source = DatasetSettings(name="A", path=path)
-        for row in list(read_rows(path, Cursor()))[:25]:
+        for row in list(read_rows(path, Cursor()))[:10]:
             try:
                 prompt = convert(row.value, source)
                 (ids,) = tokenizer.encode([tokenizer.render(prompt.messages, prompt.tools, {})])

@@ -11,7 +11,9 @@ from click.testing import CliRunner, Result
 from common.chat_template import Tokenizer
 from common.errors import DataError, UnavailableError, UsageError
 from common.sections import TokenizerSettings
+from producer.cli.export import FORMATS
 from producer.cli.main import cli
+from producer.export.conversations import REASONS
 from producer.export.push import Target
 from tests.conftest import REPO
 from tests.lines import record_line, write_config, write_segment
@@ -175,6 +177,13 @@ def test_another_tokenizer_is_refused(output: Path, key: str) -> None:
     assert not (output.parent / "x").exists()
 
 
+def test_the_documentation_names_every_reason() -> None:
+    text = (REPO / "docs" / "export.md").read_text(encoding="utf-8")
+    for reason in (*REASONS, "not_a_single_turn", "has_tools", "empty_text", "reasoning_dropped"):
+        assert f"`{reason}`" in text, reason
+    assert all(f"`{layout}`" in text for layout in FORMATS)
+
+
 def test_random_ids_are_no_text(output: Path) -> None:
     write_segment(output, "a-0.jsonl", record_line(0, prompt=[5, 6], answer=[7, 8]))
     done = run(output, "--format", "messages", "-o", str(output.parent / "x"))
@@ -205,6 +214,7 @@ def test_an_export_is_pushed_and_replaced_whole(output: Path) -> None:
     [
         ("nowhere://x/y", UsageError, "use hf://datasets/OWNER/NAME"),
         ("hf://a-model", UsageError, "hf://datasets/OWNER/NAME"),
+        ("ftp://me:secret@host/x", UsageError, "in the environment instead"),
         ("hf://datasets/nobody", UsageError, "hf://datasets/OWNER/NAME"),
     ],
 )

@@ -13,6 +13,7 @@ from common.flagging import flags_of, prompt_end
 from common.flags import BITS, FLAGS, bits_of
 from common.loops import Loop, copied_share, find_loop
 from common.reading import READING, Reading, find_reading, keep_reading, pack, packed_for
+from common.reading import _parts as by_text
 from common.sections import TokenizerSettings
 from tests.unit.answer_models import END, make, template
 
@@ -119,6 +120,26 @@ def test_a_reading_reads_as_the_tokenizer_does(example: Tokenizer, reading: Read
     for _ in range(200):
         ids = [draw.choice([draw.randrange(4096), draw.randrange(4088, 4096)]) for _ in range(40)]
         assert reading.read(ids, prompt[-20:]) == parse(ids, example, input_ids=prompt)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_ids_alone_tell_the_same_as_the_text(example: Tokenizer, reading: Reading, thinking: bool) -> None:
+    draw = random.Random(7)
+    prompt = prompt_end(prompt_of(example, thinking=thinking))
+    blank, end = example.encode(["\n\n"])[0], example.encode(["</think>"])[0]
+    texts = [one for one in range(4088) if reading._kinds[one] == 0]
+    plain = 0
+    for _ in range(400):
+        some = [draw.choices(texts, k=30), [*draw.choices(texts, k=99), draw.randrange(4088)]]
+        parts = [draw.choice([[], blank, *some]) for _ in range(3)]
+        ids = [*parts[0], *draw.choice([[], end, end, [draw.randrange(4088, 4096)]]), *parts[1], *parts[2]]
+        ids += draw.choice([[], [4090]])
+        quick = reading._plain_parts(ids, opened=thinking)
+        whole = by_text(reading.read(ids, prompt), truncated=False)
+        plain += quick is not None
+        assert quick is None or quick == whole
+        assert reading.parts(ids, prompt, truncated=False) == whole
+    assert plain > 100
 
 
 def test_a_reading_is_kept_once_for_each_tokenizer_and_template(example: Tokenizer, tmp_path: Path) -> None:

@@ -85,13 +85,17 @@ def _failure(failed: Sequence[Reply], replies: Sequence[Reply], *, at_start: boo
     first = failed[0]
     of = f"{len(failed)} of {len(replies)} short answers" if len(replies) > 1 else "a short answer"
     says = f"{of} {'was' if len(failed) == 1 else 'were'} not good ({first.reason}): {first.detail}"
-    all_failed = len(failed) == len(replies)
+    do = "read the server's log, and upgrade or restart it"
     if first.reason == "late":
         do = "see that it is not paused or hung (`tokenmill servers list`, its log), then repeat `tokenmill doctor`"
-        return Said("wrong" if all_failed and not at_start else "warning", says, do)
-    passes = first.reason not in _DECISIVE and REASONS[first.reason].outcome is Outcome.RETRY
-    wrong = all_failed and not (passes and at_start)
-    return Said("wrong" if wrong else "warning", says, "read the server's log, and upgrade or restart it")
+    # Of what may pass a job says so, and waits.
+    wrong = len(failed) == len(replies) and (not at_start or all(_stays(reply.reason) for reply in failed))
+    return Said("wrong" if wrong else "warning", says, do)
+
+
+def _stays(reason: str) -> bool:
+    """Whether what is wrong with an answer is wrong with all that are to come."""
+    return reason in _DECISIVE or (reason in REASONS and REASONS[reason].outcome is not Outcome.RETRY)
 
 
 def _out_of_range(replies: Sequence[Reply], tokenizer: Tokenizer | None) -> str:

@@ -157,9 +157,10 @@ def _differences(told: Mapping[str, Any], sampling: SamplingSettings) -> Iterato
 
 
 def _answer_length(found: Found) -> Iterator[Said]:
+    many = [found.settings.template_kwargs_of(one) for one in found.datasets]
     thinks = found.tokenizer is not None and any(
-        _rendered(found.tokenizer, found.settings.template_kwargs_of(one)).rstrip().endswith(THINK)
-        for one in found.datasets
+        _rendered(found.tokenizer, kwargs).rstrip().endswith(THINK)
+        for kwargs in many or [found.settings.tokenizer.chat_template_kwargs]
     )
     fine = True
     for asked, where in dict.fromkeys(found.asked()):
