@@ -14,7 +14,7 @@ _OUT_OF_PLACE = frozenset({"control_in_content", "think_reopened", "think_end_un
 _OF_CALLS = frozenset({"unbalanced_tool_calls", "tool_call_not_json"})
 _MIN_COPIED_SHARE = 0.75
 # The last control token of a prompt says whether it opens a think block; it stands within so many ids of its end.
-_PROMPT_END = 24
+_PROMPT_END = 12
 _PROMPT_END_BYTES = 12 * _PROMPT_END
 
 Found = Iterator[tuple[str, Any]]

@@ -33,7 +33,7 @@ class ChangeSettings(_Section):
     """What follows from a sudden change of the lengths of answers, or of how they end."""
 
     action: Action | None = None
-    factor: Annotated[float, Field(gt=1)] = 1.6  # answers are so many times as long, or as short, as before
+    factor: Annotated[float, Field(gt=1)] = 2.0  # answers are so many times as long, or as short, as before
 
 
 def gate_in(reason: str) -> str | None:

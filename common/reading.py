@@ -4,7 +4,6 @@ Written when a job is registered, by whoever has the tokenizer then, and named a
 worker takes the one that this job's prompts are made with. Workers share the output folder anyway.
 """
 
-import itertools
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -28,8 +27,6 @@ READING = "reading"
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-# What an id is by itself: text; no whole character, or no token; a control token; white space alone.
-_TEXT, _BROKEN, _CONTROL, _BLANK = (bytes([kind]) for kind in range(4))
 # A broken id stands for so many U+FFFD at most, and a character has a broken id or more.
 _MOST_BROKEN = 4
 _BROKEN_CHARACTERS = ("\ufffd", "\0")
@@ -60,7 +57,8 @@ class _Packed(msgspec.Struct):
     takes_objects: bool
     takes_null: bool
     thinks: bool
-    kinds: bytes  # of each id one of those above
+    broken: list[int]  # the ids that are no whole characters, or no token
+    blank: list[int]  # those that are white space
     lengths: bytes  # of each id's bytes, as unsigned numbers of 2 bytes, little-endian
     joined: bytes  # these bytes, one after the other
 
@@ -81,7 +79,11 @@ class Reading:
             at += length
         unknown = vocab_size - len(self._bytes)
         self._bytes += [UNKNOWN] * unknown
-        self._kinds = kept.kinds + _BROKEN * unknown
+        self._broken = frozenset([*kept.broken, *range(len(self._bytes) - max(0, unknown), len(self._bytes))])
+        self._blank = frozenset(kept.blank)
+        self._control = frozenset(kept.control)
+        ids_of = {name: token_id for token_id, name in kept.control.items()}
+        self._marks = ids_of.get(THINK, -1), ids_of.get(THINK_END, -1)
         names = set(kept.control.values())
         tools = next((one for one in FORMATS if one.name == kept.tools), None)
         missing = [mark for mark in tools.marks if mark not in names] if tools and tools is not LLAMA else []
@@ -118,20 +120,25 @@ class Reading:
         layout = self.layout
         if layout.tags is not None or not layout.think_by_id or layout.tools is LLAMA:
             return None
-        stop = len(ids) - 1 if ids and ids[-1] in layout.end else len(ids)
-        kinds = bytes(map(self._kinds.__getitem__, ids[:stop]))
-        broken = kinds.count(_BROKEN) * _MOST_BROKEN
-        if broken >= MIN_BROKEN and broken >= MIN_BROKEN_SHARE * stop:
+        body = ids[:-1] if ids and ids[-1] in layout.end else ids
+        if not self._broken.isdisjoint(body):
+            broken = sum(map(self._broken.__contains__, body)) * _MOST_BROKEN
+            if broken >= MIN_BROKEN and broken >= MIN_BROKEN_SHARE * len(body):
+                return None
+        found = self._control.intersection(body)
+        if not found:
+            has_text = self._has_text(body, 0, len(body))
+            return Parts(has_text, False, _UNCLOSED) if opened else Parts(None, has_text)
+        think, think_end = self._marks
+        if found != ({think_end} if opened else {think, think_end}) or any(body.count(one) > 1 for one in found):
             return None
-        *texts, last = kinds.split(_CONTROL)
-        names = [
-            layout.control[ids[at]] for at in itertools.accumulate(len(text) + 1 for text in texts) for at in [at - 1]
-        ]
-        if opened and names in ([], [THINK_END]):
-            return Parts(_has_text(texts[0]), _has_text(last)) if names else Parts(_has_text(last), False, _UNCLOSED)
-        if not opened and names == [THINK, THINK_END] and not texts[0]:
-            return Parts(_has_text(texts[1]), _has_text(last))
-        return Parts(None, _has_text(last)) if not opened and not names else None
+        if not opened and body[0] != think:
+            return None
+        end = body.index(think_end)
+        return Parts(self._has_text(body, 0 if opened else 1, end), self._has_text(body, end + 1, len(body)))
+
+    def _has_text(self, ids: Sequence[int], start: int, stop: int) -> bool:
+        return any(ids[place] not in self._blank for place in range(start, stop))
 
 
 UNREADABLE = (zstandard.ZstdError, msgspec.MsgspecError)
@@ -153,7 +160,8 @@ def pack(tokenizer: Tokenizer) -> bytes:
         takes_objects=layout.takes_objects,
         takes_null=layout.takes_null,
         thinks=any(mark in tokenizer.template_text for mark in (THINK, THINK_END)),
-        kinds=b"".join(_kind(token_id, text, layout.control) for token_id, text in enumerate(table)),
+        broken=[one for one, text in enumerate(table) if _is_broken(text)],
+        blank=[one for one, text in enumerate(table) if not (_is_broken(text) or text.decode().strip())],
         lengths=array("H", map(len, table)).tobytes(),
         joined=b"".join(table),
     )
@@ -192,20 +200,11 @@ def find_reading(output: Path, facts: Mapping[str, Any]) -> Reading | None:
     return Reading(packed, int(facts.get("vocab_size") or 0)) if packed else None
 
 
-def _kind(token_id: int, text: bytes, control: Mapping[int, str]) -> bytes:
-    if token_id in control:
-        return _CONTROL
+def _is_broken(text: bytes) -> bool:
     try:
-        whole = text.decode()
+        return any(one in text.decode() for one in _BROKEN_CHARACTERS)
     except UnicodeDecodeError:
-        return _BROKEN
-    if any(one in whole for one in _BROKEN_CHARACTERS):
-        return _BROKEN
-    return _TEXT if whole.strip() else _BLANK
-
-
-def _has_text(kinds: bytes) -> bool:
-    return bool(kinds.strip(_BLANK))
+        return True
 
 
 def _parts(answer: Answer, *, truncated: bool) -> Parts:

@@ -8,8 +8,8 @@ from common.ledger import _keys
 from common.ledger._processes import Processes
 from common.ledger._state import Settled
 
-# Behind the time of settling in ms (8, float): index (unsigned, 4), attempt (8, float), completion tokens (unsigned, 4), clock (4, float), and flags (unsigned, 4;
-# common/flags.py: BITS).
+# Behind the time of settling in ms (8, float): index (unsigned, 4), attempt (8, float), completion tokens
+# (unsigned, 4), clock (4, float), and flags (unsigned, 4; common/flags.py: BITS).
 _RECENT = struct.Struct(">IdIfI")
 
 

@@ -106,16 +106,20 @@ def _response(body: Mapping[str, Any], layout: str) -> Found:
     for item in body["output"]:
         if not isinstance(item, dict):
             continue
-        texts = [part.get("text") or "" for part in item.get("content") or () if isinstance(part, dict)]
+        texts = _texts(item.get("content"))
         if item.get("type") == "reasoning":
-            texts += [part.get("text") or "" for part in item.get("summary") or () if isinstance(part, dict)]
-            message["reasoning"] = "".join(texts)
+            message["reasoning"] = texts + _texts(item.get("summary"))
         elif item.get("type") == "message":
-            message["content"] += "".join(texts)
+            message["content"] += texts
         elif item.get("type") == "function_call":
             message["tool_calls"].append(item)
     reason = "length" if body.get("status") == "incomplete" else "stop"
     return Found(layout, [message], reason, claims_of(body))
+
+
+def _texts(parts: Any) -> str:
+    found = (part.get("text") for part in parts if isinstance(part, dict)) if isinstance(parts, list) else ()
+    return "".join(text for text in found if isinstance(text, str))
 
 
 def _message(body: Any) -> Any:

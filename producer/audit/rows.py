@@ -138,7 +138,7 @@ def _joined(content: Any) -> str:
 
 def _part(part: Any) -> str:
     if isinstance(part, dict):
-        if part.get("type", "text") not in _TEXT_PARTS:
+        if str(part.get("type", "text")) not in _TEXT_PARTS:
             return ""
         part = next((part[key] for key in ("text", "value", "content") if part.get(key) is not None), "")
     return part if isinstance(part, str) else ""
@@ -160,7 +160,7 @@ def _calls(raw: Mapping[str, Any]) -> Any:
     given = raw.get("tool_calls") or raw.get("function_call")
     content = raw.get("content")
     if not given and isinstance(content, list):
-        parts = [one for one in content if isinstance(one, dict) and one.get("type") in {"tool_call", "tool_use"}]
+        parts = [one for one in content if isinstance(one, dict) and str(one.get("type")) in {"tool_call", "tool_use"}]
         given = [one["value"] if one.get("value") is not None else one for one in parts]
     return given or None
 
@@ -258,7 +258,7 @@ def _of_text(row: dict[str, Any]) -> Seen:
 
 
 def _layout(row: Mapping[str, Any]) -> Layout:
-    """As find() has it, without ids; rows of text columns are short and many, and need not be tried for all other layouts."""
+    """As find() has it, without ids; rows of text columns are many, and not tried for all other layouts."""
     if _NOT_PLAIN.isdisjoint(row) and not isinstance(row.get("question"), list):
         plain = next((one for one in _PLAIN if one.fits(row)), None)
         if plain is not None:
@@ -297,7 +297,7 @@ def _reasoning(raw: Mapping[str, Any]) -> tuple[str, bool]:
                 return raw[name], True
     content = raw.get("content")
     for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict) and part.get("type") in {"reasoning", "thinking"}:
+        if isinstance(part, dict) and str(part.get("type")) in {"reasoning", "thinking"}:
             text = next((part[key] for key in ("text", "value", "thinking", "content") if key in part), None)
             if isinstance(text, str):
                 return text, True

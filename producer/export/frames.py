@@ -93,7 +93,7 @@ class Declared:
 class Frames:
     """What stands between the turns; `declared` is None where the template has no tools, or not as JSON.
 
-    `blank` are what the template puts before the content of answers without reasoning; `quoted` says that results of
+    `blanks` are what the template puts before the content of answers without reasoning; `quoted` says that results of
     tools stand there as JSON.
     """
 

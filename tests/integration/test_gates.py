@@ -63,18 +63,21 @@ class Job:
         self.settings, self.ledger, self.keeper = settings, ledger, keeper
         self._facts = {"vocab_size": 4096, **tokenizer.fingerprint()}
         keep_reading(settings.output, {**self._facts, READING: pack(tokenizer)})
-        self._prompts = tokenizer.encode(
-            [tokenizer.render([{"role": "user", "content": f"What is {number} + 1?"}], None) for number in range(2000)]
-        )
+        self._tokenizer = tokenizer
 
-    def fill(self, max_new_tokens: int = MAX_NEW_TOKENS, **own: Any) -> None:
+    def prompts(self, **kwargs: Any) -> list[list[int]]:
+        """As the template makes them with these kwargs."""
+        asked = ([{"role": "user", "content": f"What is {number} + 1?"}] for number in range(800))
+        return self._tokenizer.encode([self._tokenizer.render(one, None, kwargs) for one in asked])
+
+    def fill(self, max_new_tokens: int = MAX_NEW_TOKENS, thinking: bool = True, **own: Any) -> None:
         """Register dataset A, and queue all of its rows."""
         self._max_new_tokens = max_new_tokens
         self.ledger.set_model(self._facts)
         self.dataset = DatasetSettings(name="A", path=Path("a.jsonl"), **own)
         self.ledger.register(self.dataset)
         packer = Packer()
-        rows = [(index, packer.pack(ids, {})) for index, ids in enumerate(self._prompts)]
+        rows = [(index, packer.pack(ids, {})) for index, ids in enumerate(self.prompts(thinking=thinking))]
         self.ledger.feed("A", before="", after="1", ended=True, rejected=[], samples=rows)
         self.ledger.admit("A", room=10**6, window=64, tokens_per_second=0)
         self._next = 0
@@ -129,9 +132,9 @@ def job(valkey: str, ledger: Ledger, tmp_path: Path, tokenizer: Tokenizer) -> It
         keeper.close()
 
 
-def server(model: str = "middle", **more: Any) -> Simulator:
-    chosen = MODELS[model]
-    return Simulator(SimulatorConfig(speed=400.0, mean_tokens=chosen.mean_tokens, cv=chosen.cv, **IDS, **more))
+def server(model: str = "middle", *, thinks: bool = True) -> Simulator:
+    chosen, ids = MODELS[model], IDS if thinks else {**IDS, "think_end_token_id": None}
+    return Simulator(SimulatorConfig(speed=400.0, mean_tokens=chosen.mean_tokens, cv=chosen.cv, **ids))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -180,6 +183,24 @@ def test_a_fault_is_caught_within_a_hundred_answers(job: Job, fault: str, gate: 
     flags = {record.index: record.flags for record in records(job.settings.output, "A")}
     assert all(gate in flags[int(index)] for index in samples.groups())
     assert job.told() == [("halted", "keeper")]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_template_that_was_not_told_to_think(job: Job, told: bool) -> None:
+    async def test() -> int:
+        async with server("short", thinks=False) as simulated, job.at_work(simulated) as worker:
+            await job.answer(worker, 120)
+            return job.state().done
+
+    job.fill(thinking=False, chat_template_kwargs={"thinking": False} if told else {})
+    answers = run(test)
+    state = job.state()
+    if told:  # by whoever wants it so
+        assert (state.state, answers, state.flags.get("no_think", 0)) == ("open", 120, 0)
+    else:
+        print(f"no thinking: {answers} answers")
+        assert answers <= 100
+        assert (state.state, gate_in(state.reason)) == ("halted", "no_think")
 
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])

@@ -22,7 +22,8 @@ KEYS = [
     "completion_tokens", "prompt_tokens", "completion_tokens_details", "reasoning_tokens", "finish_reason", "reasoning",
     "reasoning_content", "tool_calls", "function", "name", "arguments", "input_ids", "output_ids", "loss_mask",
     "response", "body", "status_code", "custom_id", "error", "object", "output", "type", "meta_info", "latency", "id",
-    "labels", "instruction", "tools", "system", "question", "answer", "turns", "void", "index", "reason", "detail", "summary",
+    "tools", "system", "question", "answer", "turns", "void", "index", "reason", "detail",
+    "summary", "labels", "instruction",
 ]  # fmt: skip
 VALUES = ["user", "assistant", "system", "tool", "human", "gpt", "response", "chat.completion", "length", "stop", "7"]
 LEAVES = (
