@@ -92,11 +92,11 @@ class TestSteering:
     def test_shrinks_while_more_wait_than_wanted(self) -> None:
         made = governor(60)
         assert polls(made, Load(running=50, waiting=13), 1) == 55
-        assert made.why == "shrinking: 13 waiting, 3 wanted"
+        assert made.why == "shrinking: 13 waiting, 4 wanted"
 
     def test_cuts_from_what_is_in_flight(self) -> None:
         made = governor(60)
-        assert polls(made, Load(running=26, waiting=4), 1, in_flight=30) == 29
+        assert polls(made, Load(running=26, waiting=5), 1, in_flight=31) == 30
 
     def test_does_not_wind_up(self) -> None:
         made = governor(20)
@@ -116,6 +116,14 @@ class TestSteering:
             for made in (small, large):
                 made.polled(Load(running=1000, waiting=15), made.limit)
         assert small.limit - before[0] == pytest.approx(large.limit - before[1], abs=2)
+
+    @pytest.mark.parametrize(("completion_tokens", "polls_to_cut"), [(100, 1), (200, 1), (2_000, 10), (4_000, 20)])
+    def test_goes_more_slowly_the_longer_answers_are(self, completion_tokens: int, polls_to_cut: int) -> None:
+        made = answer(governor(60), completion_tokens=completion_tokens)
+        made.set_bounds(1, 60)
+        for _ in range(polls_to_cut):
+            made.polled(Load(running=50, waiting=14), 60)
+        assert made.limit == 55  # half of the excess of 10, after so many polls
 
     def test_a_timeout_cuts_a_tenth_of_what_is_in_flight(self) -> None:
         made = governor(60)
