@@ -213,7 +213,7 @@ def test_a_cap_that_is_none(bad: Bad, cap: str) -> None:
         (["--zzz"], ["'--zzz'", "`tokenmill --help`"]),
         (["run", "--zzz"], ["'--zzz'", "`tokenmill run --help`"]),
         (["run", "extra"], ["extra", "`tokenmill run --help`"]),
-        (["export"], ["'-o'", "`tokenmill export --help`"]),
+        (["export", "--cap", "much", "-o", "x"], ["--cap", "`tokenmill export --help`"]),
         (["export", "-o", "x", "--format", "csv"], ["--format", "'csv'"]),
         (["worker", "--concurrency", "0"], ["--concurrency", "`tokenmill worker --help`"]),
         (["worker", "--name", "a/b"], ["'a/b' cannot be a worker's name"]),

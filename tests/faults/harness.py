@@ -49,6 +49,8 @@ SIMULATOR = (
     "0.5",
 )
 LATENCY = ("--latency-mean", "0.2", "--latency-cv", "1")
+# Short answers by which the start of a job tries a server that it has; they are in no segment.
+TRIED = 2
 # How soon a worker's samples must come back where nothing else is said.
 LEASE_SECONDS = 3.0
 

@@ -256,14 +256,14 @@ def test_arguments_of_the_template_are_those_of_the_dataset(tmp_path: Path) -> N
 @pytest.mark.skipif(not PROMPTS.is_dir(), reason="real prompts lie beside the project, and are not there")
 @pytest.mark.timeout(300)
 def test_real_prompts_come_back_with_their_ids(load: Load) -> None:
-    """Up to 10 rows of each file, with Kimi-K2.5's tokenizer; the conversation is rendered to the row's own ids."""
+    """Up to 3 rows of each file, with Kimi-K2.5's tokenizer; the conversation is rendered to the row's own ids."""
     tokenizer = load("kimi")
     reader = Conversations(tokenizer, {"A": {}})
     answer = ids_of(tokenizer, "So, 6 \u00d7 7.\n</think>It is 42 \U0001f642.<|im_end|>")
     found: Counter[str] = Counter()
     for path in sorted(path for path in PROMPTS.glob("*/*") if path.is_file() and "labels" not in path.name):
         source = DatasetSettings(name="A", path=path)
-        for row in list(read_rows(path, Cursor()))[:10]:
+        for row in list(read_rows(path, Cursor()))[:3]:
             try:
                 prompt = convert(row.value, source)
                 (ids,) = tokenizer.encode([tokenizer.render(prompt.messages, prompt.tools, {})])
@@ -281,4 +281,4 @@ def test_real_prompts_come_back_with_their_ids(load: Load) -> None:
             assert again == ids
             assert [one["role"] for one in read.messages] == [one["role"] for one in prompt.messages]
             assert read.tools == ([dict(tool) for tool in prompt.tools] if prompt.tools else None)
-    assert found == {"reasoning_dropped": 254}
+    assert found == {"reasoning_dropped": 91}
