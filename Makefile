@@ -13,13 +13,14 @@ COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes 
 	$(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos contract-real check lock clean venv
+.PHONY: help demo test chaos contract-real trainers-check check lock clean venv
 
 help:
 	@echo "make demo    the whole path on this machine: embedded Valkey, simulated server, example prompts"
 	@echo "make test    the whole test suite; PYTEST_ARGS=\"...\" for a part of it"
 	@echo "make chaos   faults thrown at a whole installation for MINUTES=3 by SEED=1, then the books are checked"
 	@echo "make contract-real   the contract against a real SGLang, which SGLANG_CPU=... starts; see tests/contract"
+	@echo "make trainers-check   an export in SpecForge's, speculators' and Model-Optimizer's own loaders; TRAINERS=\"specforge\" for one"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make venv    only the environment, .venv; PYTHON=python3.12 chooses the interpreter"
 	@echo "make lock    the lock files anew from pyproject.toml; LOCK_ARGS=--upgrade for newer versions"
@@ -44,6 +45,11 @@ SGLANG_CPU ?= ../shared/sglang-cpu/sglang-cpu
 
 contract-real: $(ENVIRONMENT)
 	@PYTHON=$(BIN)/python SGLANG_CPU="$(SGLANG_CPU)" tests/contract/with-real-server $(BIN)/pytest tests/contract
+
+TRAINERS ?= specforge speculators modelopt
+
+trainers-check: $(ENVIRONMENT)
+	@TOKENMILL=$(BIN)/tokenmill tests/trainers/check $(TRAINERS)
 
 check: $(ENVIRONMENT)
 	@$(BIN)/ruff format --check --quiet
@@ -74,5 +80,5 @@ lock:
 	@$(COMPILE) -o requirements-dev.lock -c requirements.lock --group pyproject.toml:dev
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out
+	@rm -rf .venv .trainers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist demo-out
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,19 +1,45 @@
-"""Celery's workers as processes of ours: their exit code, and what they wait for before they consume."""
+"""Celery's workers as processes of ours: their log, their end, and what they wait for before they consume."""
 
 import logging
+import os
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
 import redis
-from celery import Celery, bootsteps
+from celery import Celery, bootsteps, signals
 from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu.exceptions import KombuError
 
+from common.logs import log_to_stderr
+from common.parent import end_with_parent
+
 log = logging.getLogger(__name__)
 _PROBE_KEY = "tokenmill:takes-writes"
 _PROBE_SECONDS = 1.0
+
+
+def set_up(app: Celery) -> None:
+    """Our lines in place of Celery's: its per-task lines and banner are not wanted at 1,000 tasks a second."""
+    del app  # its signals are global; it is taken so that this is called where an application is made
+    signals.setup_logging.connect(log_to_stderr, weak=False)
+    signals.worker_init.connect(_follow_the_parent, weak=False)
+    signals.beat_embedded_init.connect(_follow_the_worker, weak=False)
+    # Celery warns of pickle as root; nothing here accepts pickle.
+    warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+    # Said at each lost connection, of a setting that common/broker.py makes.
+    warnings.filterwarnings("ignore", message=r"\s*In Celery 5\.1 we introduced an optional breaking change")
+
+
+def _follow_the_parent(**_: Any) -> None:
+    end_with_parent()
+
+
+def _follow_the_worker(**_: Any) -> None:
+    """In the process that Celery starts for beat: a killed worker would leave it behind, ticking for nobody."""
+    end_with_parent(os.getppid())
 
 
 class TakesWrites(bootsteps.StartStopStep):

@@ -1,38 +1,141 @@
-"""Logging of the processes that Celery runs: one line a message, on standard error."""
+"""Logging of the processes that run for days: one line an event, on standard error.
+
+On a terminal a line is for people; elsewhere, and with TOKENMILL_LOG_FORMAT=json, it is one JSON object:
+`at` (UTC), `level`, `logger`, `message`, then where they apply `dataset`, `index`, `server`, `repeated`, `traceback`.
+What repeats is told a few times, and at the end of a burst how often it was not.
+"""
 
 import logging
 import os
-import warnings
-from typing import Any
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
 
-from celery import Celery, signals
+import msgspec
 
-from common.parent import end_with_parent
+from common.records import timestamp
 
+FORMAT = "TOKENMILL_LOG_FORMAT"
 # They log 40 lines of traceback a second for as long as Redis refuses writes.
 _TALKATIVE = ("celery.beat", "kombu.asynchronous.timer")
 # What these say at INFO is for people: the limits of the servers, and why; a server that is back.
 _OURS = ("common", "workers", "producer")
+# Fields of a record that stand in its JSON by themselves; see `about`.
+_FIELDS = ("dataset", "index", "server", "repeated")
+# So many lines of one kind within so many seconds are told; the others are counted.
+_MOST_REPEATS = 5
+_BURST_SECONDS = 10.0
 
 
-def set_up(app: Celery) -> None:
-    """Our lines in place of Celery's: its per-task lines and banner are not wanted at 1,000 tasks a second."""
-    del app  # its signals are global; it is taken so that this is called where an application is made
-    signals.setup_logging.connect(_log_to_stderr, weak=False)
-    signals.worker_init.connect(_follow_the_parent, weak=False)
-    signals.beat_embedded_init.connect(_follow_the_worker, weak=False)
-    # Celery warns of pickle as root; nothing here accepts pickle.
-    warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
-    # Said at each lost connection, of a setting that common/broker.py makes.
-    warnings.filterwarnings("ignore", message=r"\s*In Celery 5\.1 we introduced an optional breaking change")
+def about(dataset: str | None = None, index: int | None = None, server: str | None = None) -> Mapping[str, Any]:
+    """What a message is about, for `extra`: `log.warning("...", extra=about("B1", 7))`."""
+    given = {"dataset": dataset, "index": index, "server": server}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _log_to_stderr(**_: Any) -> None:
+def log_to_stderr(**_: Any) -> None:
+    """Let this process log as the module says; takes what Celery's signal gives."""
     for name in _TALKATIVE:
         logging.getLogger(name).addFilter(one_line)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    handler = Lines(sys.stderr)
+    as_json = os.environ.get(FORMAT, "text" if sys.stderr.isatty() else "json") == "json"
+    handler.setFormatter(Json() if as_json else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in _OURS:
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Json(logging.Formatter):
+    """One JSON object a record, on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "at": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(told, enc_hook=str).decode()
+
+
+@dataclass(slots=True)
+class _Burst:
+    """What one kind of message has said since `since`, and the last of those that were held back."""
+
+    since: float
+    told: int
+    held: int = 0
+    last: logging.LogRecord | None = None
+
+
+class Lines(logging.StreamHandler[TextIO]):
+    """Writes records, of one kind no more than some within a burst; then one that says how many there were.
+
+    Of one kind are those of one logger, level and message with the same text in it, and about the same dataset; numbers
+    and errors differ from one to the next.
+    """
+
+    def __init__(self, stream: TextIO, seconds: float = _BURST_SECONDS) -> None:
+        super().__init__(stream)
+        self._seconds = seconds
+        self._bursts: dict[Any, _Burst] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock held."""
+        words = tuple(word for word in record.args if isinstance(word, str)) if isinstance(record.args, tuple) else ()
+        kind = (record.name, record.levelno, str(record.msg), words, getattr(record, "dataset", None))
+        now = time.monotonic()
+        burst = self._bursts.get(kind)
+        if burst is None or now - burst.since >= self._seconds:
+            self._tell(kind)
+            self._sweep(now)
+            burst = self._bursts[kind] = _Burst(now, 0)
+        if burst.told < _MOST_REPEATS:
+            burst.told += 1
+            super().emit(record)
+            return
+        burst.held += 1
+        burst.last = record
+        if burst.held == 1:
+            timer = threading.Timer(burst.since + self._seconds - now, self._tell_later, (kind,))
+            timer.daemon = True
+            timer.start()
+
+    def _sweep(self, now: float) -> None:
+        for kind in [kind for kind, burst in self._bursts.items() if now - burst.since >= self._seconds]:
+            self._tell(kind)
+
+    def _tell_later(self, kind: Any) -> None:
+        self.acquire()
+        try:
+            self._tell(kind)
+        finally:
+            self.release()
+
+    def _tell(self, kind: Any) -> None:
+        """The end of a burst: how often what it said was not told."""
+        burst = self._bursts.pop(kind, None)
+        if burst is None or burst.last is None:
+            return
+        last = burst.last
+        text = f"{last.getMessage()} (repeated {burst.held} times)"
+        told = logging.makeLogRecord(last.__dict__ | {"msg": text, "args": (), "repeated": burst.held})
+        super().emit(told)
+
+    def close(self) -> None:
+        """Tell what was held back; logging calls this at the end of the process."""
+        for kind in list(self._bursts):
+            self._tell(kind)
+        super().close()
 
 
 def one_line(record: logging.LogRecord) -> bool:
@@ -42,10 +145,14 @@ def one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def _follow_the_parent(**_: Any) -> None:
-    end_with_parent()
-
-
-def _follow_the_worker(**_: Any) -> None:
-    """In the process that Celery starts for beat: a killed worker would leave it behind, ticking for nobody."""
-    end_with_parent(os.getppid())
+def last_words(text: str) -> str:
+    """What a process that has ended said of why: the last error in its log, else its last line; empty if it is."""
+    lines = text.strip().splitlines()
+    for line in reversed(lines):
+        try:
+            told = msgspec.json.decode(line)
+        except msgspec.MsgspecError:
+            continue
+        if isinstance(told, dict) and told.get("level") in {"error", "critical"}:
+            return str(told.get("message"))
+    return lines[-1] if lines else ""

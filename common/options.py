@@ -26,3 +26,6 @@ accept_option: Decorator = click.option(
     help="Go on although the model, tokenizer or sampling is not what the output was begun with (run.json keeps both), "
     "or a source file was replaced (what is answered is kept by its index, all other rows are read from the new file).",
 )
+force_option: Decorator = click.option(
+    "--force", is_flag=True, help="Go on although something is wrong that `tokenmill doctor` finds; run.json says so."
+)

@@ -6,6 +6,8 @@ import threading
 import time
 
 PARENT = "TOKENMILL_PARENT"
+# What a worker leaves with that a person has told to end: it is not to be started again.
+DISMISSED = 10
 _CHECK_SECONDS = 0.5
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import zstandard
 
+from common.turns import turns_left
+
 # Level 1: 23 us for 1,000 ids, a third of plain JSON's memory; higher levels cost more and gain little on ids.
 _LEVEL = 1
 # The longest prompt that anybody served has some millions of ids at up to 8 bytes each.
@@ -17,18 +19,33 @@ _MAX_BYTES = 256 * 1024 * 1024
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """A sample as the worker gets it; `input_ids` is the JSON array as bytes."""
+    """A sample as the worker gets it; `input_ids` is the JSON array as bytes.
+
+    `max_new_tokens` is its own where the context has no room for that of all, else None. A turn of a conversation whose
+    every turn is made anew is number `turn`, from 0, of `turns`; others have None.
+    """
 
     input_ids: bytes
     prompt_tokens: int
     largest_id: int
     meta: Mapping[str, Any]
+    max_new_tokens: int | None = None
+    turn: int | None = None
+    turns: int | None = None
+
+    @property
+    def turns_left(self) -> int | None:
+        """How many turns of its conversation are still to come; None if it is no turn of one."""
+        return turns_left(self.turn, self.turns)
 
 
-class _Facts(msgspec.Struct):
+class _Facts(msgspec.Struct, omit_defaults=True):
     n: int
     top: int
     meta: dict[str, Any] = {}
+    most: int | None = None
+    turn: int | None = None
+    turns: int | None = None
 
 
 # What Packer.unpack raises on bytes that are no payload.
@@ -43,9 +60,17 @@ class Packer:
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def pack(self, input_ids: Sequence[int], meta: Mapping[str, Any]) -> bytes:
+    def pack(
+        self,
+        input_ids: Sequence[int],
+        meta: Mapping[str, Any],
+        max_new_tokens: int | None = None,
+        *,
+        turn: int | None = None,
+        turns: int | None = None,
+    ) -> bytes:
         """Pack a prompt of at least one id; `meta` is the row's own id and labels."""
-        facts = msgspec.json.encode(_Facts(len(input_ids), max(input_ids), dict(meta)))
+        facts = msgspec.json.encode(_Facts(len(input_ids), max(input_ids), dict(meta), max_new_tokens, turn, turns))
         return self._compressor.compress(facts + b"\n" + msgspec.json.encode(input_ids))
 
     def unpack(self, packed: bytes) -> Payload:
@@ -53,4 +78,4 @@ class Packer:
         raw = self._decompressor.decompress(packed, max_output_size=_MAX_BYTES)
         line, _, input_ids = raw.partition(b"\n")
         facts = _facts.decode(line)
-        return Payload(input_ids, facts.n, facts.top, facts.meta)
+        return Payload(input_ids, facts.n, facts.top, facts.meta, facts.most, facts.turn, facts.turns)

@@ -8,7 +8,7 @@ elsewhere. Therefore a record that counts wins over a reject, here as in the led
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,30 @@ from typing import Any
 import msgspec
 
 from common.durable import make_folder, sync_folder, write_all
-from common.records import Index
+from common.records import Index, Turn
 from common.segments import NOT_JSON, REJECTS, Fault, lines
+from common.turns import turn_of
 
 # How far back the end of the last whole line is searched at a time.
 _TAIL_BYTES = 65536
 
 
 class Reject(msgspec.Struct, frozen=True):
-    """Why the row at `index` of its source got no record; `id` is the row's own id, where it has one."""
+    """Why the row at `index` of its source got no record; `id` is the row's own id, where it has one.
+
+    Where it was a turn of a conversation that had begun (common/turns.py), `turns` says how many that was to have.
+    """
 
     index: Index
     reason: str
     detail: str = ""
     id: Any = None
+    turns: Turn | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def turns_left(self) -> int:
+        """How many turns of its conversation are not made, with this one rejected."""
+        return 0 if isinstance(self.turns, msgspec.UnsetType) else max(0, self.turns - turn_of(self.index) - 1)
 
 
 _encode = msgspec.json.Encoder().encode
@@ -86,16 +96,24 @@ def _end_of_last_line(descriptor: int) -> int:
 def read_rejects(output: Path, dataset: str) -> Rejects:
     """The dataset's rejects, each index once; none if the file does not exist."""
     read = Rejects(output / dataset / REJECTS, {}, [])
-    if not read.path.exists():
-        return read
-    for line in lines(read.path):
+    for item in each_reject(output, dataset):
+        if isinstance(item, Fault):
+            read.faults.append(item)
+        else:
+            read.rows.setdefault(item.index, item)
+    return read
+
+
+def each_reject(output: Path, dataset: str) -> Iterator[Reject | Fault]:
+    """Every line of the dataset's rejects, one at a time; of an index the first counts. Raises OSError."""
+    path = output / dataset / REJECTS
+    if not path.exists():
+        return
+    for line in lines(path):
         if line.torn:
-            read.faults.append(line.torn_fault())
+            yield line.torn_fault()
             continue
         try:
-            row = _decode(line.text)
+            yield _decode(line.text)
         except NOT_JSON as error:
-            read.faults.append(line.fault(f"not a reject: {error}"))
-        else:
-            read.rows.setdefault(row.index, row)
-    return read
+            yield line.fault(f"not a reject: {error}")

@@ -7,6 +7,7 @@ next, the keeper voids what a dead worker can no longer void, and an attempt bel
 A last line without its newline is torn: its writer died within the write, nothing was settled, and readers skip it.
 """
 
+import contextlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,6 +81,14 @@ class Line:
         return self.fault(f"torn last line of {len(self.text)} bytes{nul}")
 
 
+class _Prompt(msgspec.Struct, frozen=True):
+    index: int
+    input_ids: msgspec.Raw
+
+
+_decode_prompt = msgspec.json.Decoder(_Prompt).decode
+
+
 def segment_paths(output: Path, dataset: str) -> list[Path]:
     """The dataset's segments, in the order of their names."""
     return sorted(path for path in (output / dataset).glob("*.jsonl") if path.name != REJECTS)
@@ -101,12 +110,15 @@ def scan(path: Path, dataset: str, start: int = 0) -> Iterator[Entry | Fault]:
         yield read(line, dataset)
 
 
-def read(line: Line, dataset: str) -> Entry | Fault:
-    """What the books see in a line; the ids of a record are skipped over, not looked at."""
+def read(line: Line, dataset: str, decode: Callable[[bytes], Head] = decode_head) -> Entry | Fault:
+    """What the books see in a line; the ids of a record are skipped over, not looked at.
+
+    `decode` may give more of a record than its head.
+    """
     if line.torn:
         return line.torn_fault()
     try:
-        what = decode_void(line.text).void if line.text.startswith(VOID_PREFIX) else decode_head(line.text)
+        what = decode_void(line.text).void if line.text.startswith(VOID_PREFIX) else decode(line.text)
     except NOT_JSON as error:
         nul = f"it begins with {line.nul_bytes:,} NUL bytes, as a power cut leaves them"
         return line.fault(f"not a record: {nul if line.nul_bytes else error}")
@@ -167,7 +179,20 @@ def records(output: Path, dataset: str, counted: Counted | None = None) -> Itera
     `counted` are the dataset's books, where the caller has them. Raises OSError, and DataError where a record that
     counts cannot be read.
     """
-    counted = counted or count(output, dataset)
+    for path, offset, text in lines_that_count(counted or count(output, dataset)):
+        yield _decode(path, offset, text)
+
+
+def prompts(counted: Counted) -> Iterator[tuple[int, bytes]]:
+    """The index of each record that counts, and its input_ids as JSON; one at a time. Raises OSError."""
+    for _, _, text in lines_that_count(counted):
+        with contextlib.suppress(*NOT_JSON):  # `verify` names a record without ids
+            asked = _decode_prompt(text)
+            yield asked.index, bytes(asked.input_ids)
+
+
+def lines_that_count(counted: Counted) -> Iterator[tuple[Path, int, bytes]]:
+    """File, byte and text of each line whose record counts, in the order of the files. Raises OSError."""
     offsets = {path: array("q") for path in counted.ends}
     for entry in counted.entries.values():
         offsets[entry.path].append(entry.offset)
@@ -175,7 +200,14 @@ def records(output: Path, dataset: str, counted: Counted | None = None) -> Itera
         with path.open("rb", buffering=_BUFFER_BYTES) as file:
             for offset in sorted(wanted):
                 file.seek(offset)
-                yield _decode(path, offset, file.readline())
+                yield path, offset, file.readline()
+
+
+def record_at(entry: Entry) -> Record:
+    """The whole record of an entry. Raises OSError, and DataError where it cannot be read."""
+    with entry.path.open("rb") as file:
+        file.seek(entry.offset)
+        return _decode(entry.path, entry.offset, file.read(entry.end - entry.offset))
 
 
 def _decode(path: Path, offset: int, text: bytes) -> Record:

@@ -11,157 +11,37 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from common.errors import ConfigError
+from common.gate_settings import GatesSettings
+from common.sections import (
+    ControlSettings,
+    DatasetSettings,
+    RunSettings,
+    SamplingSettings,
+    ServerSettings,
+    TokenizerSettings,
+    WorkerSettings,
+)
 
 DEFAULT_CONFIG = "tokenmill.toml"
 ENV_PREFIX = "TOKENMILL_"
 # Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
 RESERVED_ENV = frozenset(
     {"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL", "TOKENMILL_FLOWER_BASIC_AUTH"}
+    | {"TOKENMILL_LOG_FORMAT"}
 )
 # The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
 MAX_SOCKET_PATH = 100
+# Keys that were there before, and where what they said is said now.
+_MOVED = {"prompt_column": "columns.prompt"}
 # An API key is never in the configuration, which is shown around; where a file that holds it is named instead.
 _KEYS_IN_THE_FILE = {"api_key": "[server] api_key_file", "api_keys": "[server.api_key_files]"}
-DATASET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def server_url(url: str) -> str:
-    """A server's address without a slash at its end; raises ValueError, with what is wrong, if it cannot be one."""
-    if "@" in url:  # not repeated: it may hold a password
-        raise ValueError(
-            "an address holds a user name or password; leave it out, and put an API key into the environment or a file"
-        )
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isprintable()
-    except ValueError:
-        valid = False
-    if not valid or parts.query or parts.fragment or " " in url:
-        raise ValueError(f"{url!r} is no http:// or https:// address, as in http://127.0.0.1:30000")
-    return url.rstrip("/")
-
-
-class ServerSettings(_Section):
-    """Model servers, all serving the same model."""
-
-    urls: Annotated[list[str], Field(min_length=1)] = ["http://127.0.0.1:30000"]
-    api_key: SecretStr | None = None
-    api_key_file: Path | None = None
-    api_keys: dict[str, SecretStr] = {}  # of single servers, by url; from the environment alone
-    api_key_files: dict[str, Path] = {}  # the same; a url that is not in `urls` may be added later
-    context_length: Positive | None = None  # tokens; read from the server if not given
-    request_timeout_seconds: Seconds | None = None  # one answer; by default it is waited for while its server works
-
-    @field_validator("urls")
-    @classmethod
-    def _addresses(cls, urls: list[str]) -> list[str]:
-        return list(dict.fromkeys(map(server_url, urls)))
-
-    @field_validator("api_keys", "api_key_files")
-    @classmethod
-    def _by_address(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        return {server_url(url): key for url, key in keys.items()}
-
-
-class TokenizerSettings(_Section):
-    """The tokenizer and chat template that the prompts are made with."""
-
-    path: Path
-    chat_template_kwargs: dict[str, Any] = {}
-    trust_remote_code: bool = False
-    vocab_size: Positive | None = None  # ids the model knows; by default from config.json beside the tokenizer
-
-
-class SamplingSettings(_Section):
-    """`sampling_params` of every call; what is not set here is not sent, and takes the server's own default."""
-
-    max_new_tokens: Positive = 10240
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: int | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    stop_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
-
-    def params(self) -> dict[str, Any]:
-        """`sampling_params` as /generate takes them."""
-        return self.model_dump(exclude_none=True)
-
-
-class WorkerSettings(_Section):
-    """One generate worker."""
-
-    concurrency: Positive = 512  # answers in flight at most; how many of these is the governor's to say
-    governed: bool = True  # steer the answers in flight at each server by its load, so that few wait there
-    load_seconds: Seconds = 2.0  # how often the load of each server is read
-    least_in_flight: Positive = 1  # what the governor may not go below, for each server
-    most_in_flight: Positive | None = None  # nor above
-    lease_seconds: Seconds = 60.0  # a worker that dies loses its samples after this
-    drain_seconds: Annotated[float, Field(ge=0)] = 30.0  # how long TERM waits for answers in flight
-    commit_seconds: Annotated[float, Field(ge=0)] = 0.02  # answers of this span share one fsync
-    segment_bytes: Positive = 256 * 1024 * 1024  # a segment that reaches this is followed by the next
-
-    @model_validator(mode="after")
-    def _bounds_leave_room(self) -> Self:
-        if self.most_in_flight is not None and self.most_in_flight < self.least_in_flight:
-            raise ValueError(f"least_in_flight {self.least_in_flight} is above most_in_flight {self.most_in_flight}")
-        return self
-
-
-class ControlSettings(_Section):
-    """The control process."""
-
-    feeders: Positive = 1  # processes that read, render and tokenize
-    window: Positive | None = None  # samples waiting in Redis per dataset; by default it follows the rate
-    landing: Literal["precise", "fast"] = "precise"  # on the caps; fast stops up to 0.5 % short, and waits less for it
-
-
-class RunSettings(_Section):
-    """`tokenmill run`."""
-
-    workers: Positive = 1
-    allowed_failures: Annotated[float, Field(ge=0, le=1)] = 0.01  # share of rejected samples that still exits 0
-
-
-class DatasetSettings(_Section):
-    """One source file and its budget."""
-
-    name: str
-    path: Path
-    format: Literal["auto", "messages", "input_ids", "text"] = "auto"
-    prompt_column: str | None = None  # a text column that is the user's turn
-    meta: list[str] | None = None  # columns carried through into the records; by default ids and labels
-    cap_tokens: Positive | None = None  # none: the whole source is answered
-    count: Literal["completion", "total"] = "completion"
-    weight: Annotated[float, Field(gt=0)] = 1.0  # its share of the slots
-    mean_tokens: Positive | None = None  # what an answer may take, until it is known; by default half of max_new_tokens
-
-    @field_validator("name")
-    @classmethod
-    def _stays_in_the_output_folder(cls, name: str) -> str:
-        if not DATASET_NAME.fullmatch(name) or name.startswith(".") or name.lower() == "run.json":
-            raise ValueError(
-                f"{name!r} cannot be a dataset's name; use 1 to 64 of the characters A-Z a-z 0-9 . _ - "
-                "and no dot in front"
-            )
-        return name
 
 
 class Settings(BaseSettings):
@@ -179,6 +59,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     control: ControlSettings = ControlSettings()
     run: RunSettings = RunSettings()
+    gates: GatesSettings = GatesSettings()
     datasets: list[DatasetSettings] = []
 
     @field_validator("redis")
@@ -204,6 +85,21 @@ class Settings(BaseSettings):
                     "(capitals do not count); give each its own"
                 )
         return self
+
+    def sampling_of(self, dataset: DatasetSettings) -> SamplingSettings:
+        """[sampling] with what `dataset` has of its own; it need not be one of this configuration."""
+        own = {name: getattr(dataset.sampling, name) for name in dataset.sampling.model_fields_set}
+        if dataset.max_new_tokens is not None:
+            own["max_new_tokens"] = dataset.max_new_tokens
+        return self.sampling.model_copy(update=own)
+
+    def gates_of(self, dataset: DatasetSettings) -> GatesSettings:
+        """[gates] with what `dataset` has of its own."""
+        return dataset.gates.over(self.gates)
+
+    def template_kwargs_of(self, dataset: DatasetSettings) -> dict[str, Any]:
+        """chat_template_kwargs of [tokenizer] with what `dataset` has of its own."""
+        return {**self.tokenizer.chat_template_kwargs, **dataset.chat_template_kwargs}
 
     @property
     def embedded(self) -> bool:
@@ -328,7 +224,7 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
     if server.api_key_file is not None:
         server = server.model_copy(update={"api_key_file": folder / server.api_key_file.expanduser()})
     tokenizer = settings.tokenizer.model_copy(update={"path": folder / settings.tokenizer.path.expanduser()})
-    datasets = [d.model_copy(update={"path": folder / d.path.expanduser()}) for d in settings.datasets]
+    datasets = [d.beside(folder) for d in settings.datasets]
     output = Path(os.path.normpath(folder / settings.output.expanduser()))
     return settings.model_copy(
         update={"output": output, "server": server, "tokenizer": tokenizer, "datasets": datasets}
@@ -345,7 +241,7 @@ def _refuse_unknown_environment() -> None:
     for name in os.environ:
         key = name.removeprefix(ENV_PREFIX)
         if name != key and name not in RESERVED_ENV and key.split("__")[0] not in known:
-            near = _nearest(key, known | nested, prefix=ENV_PREFIX)
+            near = nearest(key, known | nested, prefix=ENV_PREFIX)
             raise ConfigError(f"the environment variable {name} is not a key of the configuration{near}")
 
 
@@ -353,7 +249,9 @@ def _faults(path: Path, error: ValidationError) -> Iterator[str]:
     for fault in error.errors():
         place, source = _place(fault["loc"]), _source(path, fault["loc"])
         if fault["type"] == "extra_forbidden":
-            yield f"{source}: unknown key {place}{_nearest(str(fault['loc'][-1]), _siblings(fault['loc']))}"
+            key, known = str(fault["loc"][-1]), _siblings(fault["loc"])
+            near = f"; use {_MOVED[key]}" if key in _MOVED else nearest(key, known)
+            yield f"{source}: unknown key {place}{near}"
         elif fault["type"] == "missing":
             yield f"{source}: {place} is missing"
         else:
@@ -392,6 +290,6 @@ def _siblings(loc: tuple[int | str, ...]) -> set[str]:
     return set(getattr(model, "model_fields", {}))
 
 
-def _nearest(word: str, known: set[str], prefix: str = "") -> str:
+def nearest(word: str, known: set[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.4)
     return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(sorted(known))}" if known else ""

@@ -5,9 +5,8 @@ from functools import cache
 from celery import Celery
 
 from common.broker import FEED, RESTORE, make_celery
-from common.consumer import TakesWrites
+from common.consumer import TakesWrites, set_up
 from common.ledger import Ledger
-from common.logs import set_up
 from common.settings import load_settings
 from producer.feed import Feeder
 from producer.restore import restore as restore_books

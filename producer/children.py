@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from common.errors import TokenmillError
-from common.parent import PARENT
+from common.logs import last_words
+from common.parent import DISMISSED, PARENT
 
 log = logging.getLogger(__name__)
 # A child that dies at once is started again after a doubling pause, so that a broken one does not spin.
@@ -19,6 +21,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _HEALTHY_SECONDS = 60.0
 # A child that failed so often in a row will fail again: what is wrong is not transient.
 _MOST_FAILURES = 6
+
+
+class Stoppable(Protocol):
+    """A process that can be ended: a child, or a worker that was started by another command."""
+
+    @property
+    def label(self) -> str: ...
+    def terminate(self) -> None: ...
+    def wait(self, seconds: float) -> bool: ...
+    def kill(self) -> None: ...
 
 
 class Child:
@@ -41,6 +53,11 @@ class Child:
     def pid(self) -> int | None:
         """The process id, while there is one."""
         return self._process.pid if self._process else None
+
+    @property
+    def label(self) -> str:
+        """What it is called in the log."""
+        return self.name
 
     def start(self) -> None:
         """Start the process."""
@@ -65,6 +82,8 @@ class Child:
                 if now - self._started > _HEALTHY_SECONDS:
                     self._pause, self._failures = _FIRST_PAUSE, 0
                 return
+            if code == DISMISSED:
+                return
             self._failures += 1
             if self._failures >= _MOST_FAILURES:
                 raise TokenmillError(
@@ -78,11 +97,11 @@ class Child:
             self.start()
 
     def last_words(self) -> str:
-        """What its log file ends with, as the end of a sentence."""
+        """What its log file says of why it ended, as the end of a sentence."""
         if self._log_file is None:
             return ""
-        lines = self._log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"; the end of {self._log_file} says: {lines[-1]}" if lines else f"; {self._log_file} is empty"
+        words = last_words(self._log_file.read_text(encoding="utf-8", errors="replace"))
+        return f"; the end of {self._log_file} says: {words}" if words else f"; {self._log_file} is empty"
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -107,7 +126,7 @@ class Child:
             self._process.wait()
 
 
-def stop_all(children: Sequence[Child], seconds: float) -> None:
+def stop_all(children: Sequence[Stoppable], seconds: float) -> None:
     """TERM to all, wait up to `seconds` in all, kill what is left."""
     for child in children:
         child.terminate()
@@ -115,7 +134,7 @@ def stop_all(children: Sequence[Child], seconds: float) -> None:
     for child in children:
         if not child.wait(max(0.0, deadline - time.monotonic())):
             log.warning(
-                "%s did not end within %.0f s and is killed; its samples come back by themselves", child.name, seconds
+                "%s did not end within %.0f s and is killed; its samples come back by themselves", child.label, seconds
             )
             child.kill()
 

@@ -14,18 +14,24 @@ from typing import NoReturn
 import redis
 
 from common.errors import RedisUnavailable, UsageError
-from common.ledger import Ledger, Settled
+from common.ledger import Ledger
 from common.records import Head
+from common.registered import Steering, read_kept
 from common.rejects import Rejects, read_rejects
+from common.sections import DatasetSettings
 from common.segments import Counted, Entry, Fault, count
-from common.settings import DatasetSettings, Settings
+from common.settings import Settings
+from common.settled import settled_of
+from common.turns import TURNS, is_followed
+from producer.dedupe import remember_answered
+from producer.in_force import in_force, put_in_force
 
 # A worker says every 15 s that it lives; one that is silent for longer than its lease is dead.
 LIVE_SECONDS = 60.0
 # Samples a call to the ledger: bounds what is held beside the books.
 _BATCH = 5000
 _UNDER_WAY = "a recovery was cut short; run `tokenmill recover` again"
-# What a person or a quality gate decided is not in the files, and is kept where the old ledger still knows it.
+# What a quality gate decided is not in the files, and is kept where the old ledger still knows it.
 _KEPT_STATES = ("paused", "halted")
 
 
@@ -61,7 +67,8 @@ def recover(
             _refuse(live)
         done = []
         for dataset in settings.datasets:
-            done.append(recover_dataset(settings.output, dataset, ledger, cut_torn=not live))
+            held, _ = in_force(settings, dataset)
+            done.append(recover_dataset(settings.output, held, ledger, cut_torn=not live))
             on_recovered(done[-1])
     except redis.RedisError as error:
         raise RedisUnavailable(
@@ -93,13 +100,18 @@ def recover_dataset(output: Path, dataset: DatasetSettings, ledger: Ledger, *, c
     """
     # All is read before anything is changed: a folder that cannot be read costs nothing.
     counted, rejects = count(output, dataset.name), read_rejects(output, dataset.name)
+    _, steering = read_kept(output, dataset.name) or (dataset, Steering())
     torn_bytes = _cut([*counted.faults, *rejects.faults]) if cut_torn else 0
     before = ledger.snapshot(dataset.name)
     ledger.forget(dataset.name)
     ledger.register(dataset)
     ledger.transition(dataset.name, "paused", ["open"], _UNDER_WAY)
     _rebuild(dataset.name, counted, rejects, ledger)
-    if before.state in _KEPT_STATES and before.reason != _UNDER_WAY:
+    if dataset.dedupe:
+        remember_answered(dataset, counted, ledger)
+    if steering.state:
+        put_in_force(ledger, dataset.name, steering)
+    elif before.state in _KEPT_STATES and before.reason != _UNDER_WAY:
         ledger.transition(dataset.name, before.state, ["paused"], before.reason)
     else:
         ledger.transition(dataset.name, "open", ["paused"])
@@ -137,25 +149,39 @@ def _cut(faults: Sequence[Fault]) -> int:
 
 
 def _rebuild(name: str, counted: Counted, rejects: Rejects, ledger: Ledger) -> None:
-    settled = map(_settled, counted.entries.values())
+    going_on = _going_on(counted, rejects)
+    settled = (settled_of(entry, goes_on=index in going_on) for index, entry in counted.entries.items())
     while batch := list(itertools.islice(settled, _BATCH)):
         ledger.settle(name, batch, rebuild=True)
     # After the records, so that a record wins: the ledger ends a sample once.
+    left = {row.index: row.turns_left for row in rejects.rows.values() if row.turns_left}
     rejected = ((row.index, 0, row.reason) for row in rejects.rows.values())
     while rows := list(itertools.islice(rejected, _BATCH)):
-        ledger.reject(name, rows, rebuild=True)
+        ledger.reject(name, rows, turns_left=left, rebuild=True)
     for path, end in counted.ends.items():
         ledger.set_committed(f"{name}/{path.name}", end)
 
 
-def _settled(entry: Entry) -> Settled:
+def _going_on(counted: Counted, rejects: Rejects) -> set[int]:
+    """Of conversations whose every turn is made anew, the turns of those that go on, and the last of those that do not.
+
+    The feed needs the answers of the former, from the first turn on, when it reads their row again. Of the latter the
+    ledger counts what is not made. All else of them is history.
+    """
+    found: set[int] = set()
+    for index, entry in counted.entries.items():
+        head = entry.what
+        if not isinstance(head, Head) or head.turn is None:
+            continue
+        if "truncated" in head.flags:
+            found.add(index)
+        elif head.turn == 0:
+            turns = list(itertools.takewhile(counted.entries.__contains__, range(index, index + TURNS)))
+            if _is_open(counted.entries[turns[-1]]) and turns[-1] + 1 not in rejects.rows:
+                found.update(turns)
+    return found
+
+
+def _is_open(entry: Entry) -> bool:
     head = entry.what
-    assert isinstance(head, Head)
-    return Settled(
-        index=head.index,
-        attempt=head.attempt,
-        prompt_tokens=head.prompt_tokens,
-        completion_tokens=head.completion_tokens,
-        cached_tokens=head.cached_tokens,
-        flags=head.flags,
-    )
+    return isinstance(head, Head) and is_followed(head.turns_left, head.flags)

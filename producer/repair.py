@@ -16,6 +16,7 @@ from common.errors import RedisUnavailable, UsageError
 from common.ledger import Ledger
 from common.segments import REJECTS, Fault, lines, segment_paths
 from common.settings import Settings
+from producer.in_force import in_force
 from producer.recover import LIVE_SECONDS, live_processes, recover_dataset
 from producer.verify import Finding, Repair, check
 
@@ -47,7 +48,7 @@ def repair(settings: Settings, ledger: Ledger, datasets: Sequence[str]) -> list[
         recounted = bool(files) and name in configured
         if recounted:
             try:
-                recover_dataset(settings.output, configured[name], ledger)
+                recover_dataset(settings.output, in_force(settings, configured[name])[0], ledger)
             except redis.RedisError as error:
                 raise RedisUnavailable(
                     f"Redis failed ({error}); the files of {name} are repaired: run `tokenmill recover`"

@@ -1,7 +1,7 @@
 """Books of a running job that Redis has forgotten, built anew from the files: it was emptied, or started empty.
 
-`run` and `enqueue --wait` see that themselves. Where neither runs the keeper sees it, and asks the feeder. What is not
-in the files is lost: that a dataset was paused, and which servers were added or drained while the job ran.
+`run` and `enqueue --wait` see that themselves. Where neither runs the keeper sees it, and asks the feeder. Caps,
+weights, pauses and cancelled datasets stand in each dataset.json, which servers were added or drained in events.jsonl.
 """
 
 import logging
@@ -11,10 +11,14 @@ from typing import Any
 
 from common.chat_template import Tokenizer
 from common.errors import TokenmillError
+from common.events import make_event, server_changes, tell
 from common.ledger import Ledger
+from common.logs import about
 from common.registered import read_registered, registering
-from common.settings import DatasetSettings, Settings
-from producer.enqueue import read_run_file, refuse_changes, register_alone
+from common.run_file import read_run_file, refuse_changes
+from common.sections import DatasetSettings
+from common.settings import Settings
+from producer.enqueue import asked_facts, register_alone
 from producer.recover import Recovered, cut_short
 
 log = logging.getLogger(__name__)
@@ -51,15 +55,20 @@ def rebuild(
         if lost:
             log.error("%s", _sentence(lost))
         _, recovered = register_alone(settings, ledger, lost, facts)
-        reason = (
-            f"Redis had forgotten it; its books were built anew at {time.strftime('%Y-%m-%d %H:%M:%S')}; if it was "
-            "paused, or servers had been added or drained, say so again"
-        )
+        for url, change in server_changes(settings.output).items():
+            ledger.change_server(url, change)
+        reason = f"Redis had forgotten it; its books were built anew at {time.strftime('%Y-%m-%d %H:%M:%S')}"
         for one in lost:
             ledger.transition(one.name, "open", ["open"], reason)
+            records = sum(done.records for done in recovered if done.name == one.name)
+            tell(settings.output, ledger, make_event("restored", _anew(records), one.name, "tokenmill"))
         for done in recovered:
-            log.warning("%s: its books were built anew from %s records on disk", done.name, f"{done.records:,}")
+            log.warning("%s: %s", done.name, _anew(done.records), extra=about(done.name))
         return recovered
+
+
+def _anew(records: int) -> str:
+    return f"Redis had forgotten it; its books were built anew from {records:,} records on disk"
 
 
 def restore(settings: Settings, ledger: Ledger) -> str:
@@ -73,12 +82,10 @@ def restore(settings: Settings, ledger: Ledger) -> str:
         if facts is None:
             return "nothing: there is no run.json"
         facts.pop("earlier", None)
-        now = Tokenizer(settings.tokenizer).fingerprint() | {
-            "chat_template_kwargs": settings.tokenizer.chat_template_kwargs,
-            "sampling_params": settings.sampling.params(),
-        }
+        datasets = read_registered(settings.output)
+        now = Tokenizer(settings.tokenizer).fingerprint() | asked_facts(settings, datasets)
         refuse_changes(settings.output, facts | now)
-        recovered = rebuild(settings, ledger, read_registered(settings.output), facts)
+        recovered = rebuild(settings, ledger, datasets, facts)
     except (TokenmillError, OSError) as error:
         log.error("the books cannot be built anew, and nothing is made: %s", error)
         return f"nothing: {error}"

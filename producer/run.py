@@ -12,17 +12,22 @@ from typing import Any
 
 import redis
 from rich.console import Console
-from rich.live import Live
 
 from common.broker import forget_messages, make_celery
 from common.durable import make_folder
 from common.errors import UsageError
 from common.ledger import ENDED_STATES, Ledger
-from common.settings import DatasetSettings, Settings
-from producer import display
-from producer.children import Child, stop_all
+from common.sections import DatasetSettings
+from common.settings import Settings
+from producer.children import Child, Stoppable, stop_all
+from producer.datasets.sample import detected
+from producer.datasets.standard_input import source_of
+from producer.detached import living_here
 from producer.embedded import EmbeddedRedis, owned
 from producer.enqueue import ask_for_a_tick, register
+from producer.in_force import notes
+from producer.metrics import metrics_served
+from producer.monitor.progress import Progress
 from producer.recover import Recovered, live_processes
 from producer.restore import rebuild
 from producer.sources import follow_sources
@@ -30,7 +35,6 @@ from producer.status import snapshot
 
 log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
-_LINE_SECONDS = 10.0
 # What a worker needs beyond its drain to abort, commit and close.
 _STOP_SECONDS = 20.0
 # How long processes that were told twice to stop have for that.
@@ -59,11 +63,8 @@ def run(
             _refuse_a_second_run(ledger, settings)
         else:
             forget_messages(ledger.redis)  # of an earlier run, whose processes have ended with it
-        for note in follow_sources(settings, ledger, datasets):
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
-        states, recovered = register(settings, ledger, datasets, facts)
-        for name, state in states.items():
-            console.print(f"{name}: {_said(name, state, recovered)}", highlight=False)
+        for line in _begin(settings, ledger, datasets, facts):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         ask_for_a_tick(make_celery("tokenmill", settings))
         children = _children(settings, config)
         interrupted = False
@@ -76,7 +77,8 @@ def run(
                 restore_books(settings, ledger, [one for one in datasets if one.name in lost], facts, console)
 
             names = {dataset.name for dataset in datasets}
-            last = watch(ledger, names, lambda: _look_after(server, children), restore, console)
+            with metrics_served(settings):
+                last = watch(ledger, names, lambda: _look_after(server, children), restore, console)
         except Interrupted:
             interrupted = True
             console.print(
@@ -84,7 +86,9 @@ def run(
                 "(Ctrl-C again leaves at once)"
             )
         finally:
-            _stop(children, settings.worker.drain_seconds + _STOP_SECONDS)
+            # Workers that were added: their Redis ends with this process.
+            ending: list[Stoppable] = [*(living_here(settings.output) if server else ()), *children]
+            _stop(ending, settings.worker.drain_seconds + _STOP_SECONDS)
         try:
             last = snapshot(ledger)
         except redis.RedisError as error:
@@ -93,7 +97,19 @@ def run(
         return last, interrupted
 
 
-def _stop(children: Sequence[Child], seconds: float) -> None:
+def _begin(
+    settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
+) -> Iterator[str]:
+    """Register `datasets`; tells in lines what is not as it was, or as the configuration says, and how each goes on."""
+    yield from follow_sources(settings, ledger, datasets)
+    yield from notes(settings, datasets)
+    states, recovered = register(settings, ledger, datasets, facts)
+    for one in datasets:
+        layouts = detected(source_of(settings.output, one), one)
+        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {layouts}"
+
+
+def _stop(children: Sequence[Stoppable], seconds: float) -> None:
     """TERM to all, and once more when interrupted: a worker then gives back at once what is in flight."""
     for patience in (seconds, _HURRY_SECONDS):
         try:
@@ -171,11 +187,8 @@ def watch(
     console: Console,
 ) -> dict[str, Any]:
     """Show progress until the datasets of `names` have ended; `restore` gets those that Redis has forgotten."""
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    said = time.monotonic()
-    if live:
-        live.start()
-    try:
+    progress = Progress(console)
+    with progress.shown():
         while True:
             look_after()
             try:
@@ -187,18 +200,16 @@ def watch(
                 log.warning("Redis does not answer: %s", error)
                 time.sleep(_TICK_SECONDS)
                 continue
-            if live:
-                live.update(display.table(seen), refresh=True)
-            elif time.monotonic() - said >= _LINE_SECONDS:
-                said = time.monotonic()
-                for line in (display.line(seen), *(f"! {trouble}" for trouble in seen["troubles"])):
-                    console.print(line, highlight=False, markup=False, soft_wrap=True)
-            if all(d["state"] in ENDED_STATES for d in seen["datasets"] if d["name"] in names):
+            progress.show(seen)
+            if all(_has_ended(d) for d in seen["datasets"] if d["name"] in names):
                 return seen
             time.sleep(_TICK_SECONDS)
-    finally:
-        if live:
-            live.stop()
+
+
+def _has_ended(dataset: Mapping[str, Any]) -> bool:
+    """What a cancelled one has in flight is awaited: it counts."""
+    state, in_flight = dataset["state"], dataset["in_flight"]
+    return state in ENDED_STATES and not (state == "cancelled" and in_flight)
 
 
 def _said(name: str, state: str, recovered: Sequence[Recovered]) -> str:
@@ -213,8 +224,8 @@ def exit_code(last: Mapping[str, Any], interrupted: bool, allowed_failures: floa
     if interrupted:
         return 130
     for dataset in last["datasets"]:
-        ended = dataset["done"] + dataset["rejected"]
-        if dataset["state"] in {"halted", "failed"} or dataset["rejected"] > allowed_failures * ended:
+        rejected = dataset["rejected"] - dataset["rejects"].get("duplicate", 0)  # those were asked for
+        if dataset["state"] in {"halted", "failed"} or rejected > allowed_failures * (dataset["done"] + rejected):
             return 3
     return 0
 

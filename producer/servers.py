@@ -6,11 +6,14 @@ from typing import Any
 import msgspec
 
 from common.errors import UsageError
+from common.events import make_event, tell
 from common.ledger import Ledger
+from common.run_file import read_run_file, write_run_file
+from common.sections import server_url
 from common.servers import urls_in_use
-from common.settings import Settings, server_url
+from common.settings import Settings
 from producer.embedded import reachable
-from producer.enqueue import read_run_file, refuse_dropped_parameters, write_run_file
+from producer.enqueue import refuse_dropped_parameters
 from producer.status import snapshot
 
 
@@ -44,13 +47,16 @@ def add_server(
             raise UsageError("nothing was enqueued yet; add the server to [server] urls in the configuration instead")
         refuse_other_model(facts, model, "this job is made by")
         found = msgspec.to_builtins(facts)
-        refuse_dropped_parameters(found, model["sampling_params"])
+        before = read_run_file(settings.output)
+        for made in (model, *(before or {}).get("datasets", {}).values()):
+            refuse_dropped_parameters(found, made["sampling_params"])
         model["servers"] = _with(model["servers"], found)
         ledger.set_model(model)
-        if (before := read_run_file(settings.output)) is not None:
+        if before is not None:
             before.pop("earlier", None)
             write_run_file(settings.output, before | {"servers": model["servers"]})
         ledger.change_server(facts.url, "added")
+        tell(settings.output, ledger, make_event("server_added", f"{facts.url} is used from now on"))
         ledger.close()
 
 
@@ -71,6 +77,7 @@ def drain_server(settings: Settings, url: str) -> None:
         if url not in used:
             raise UsageError(f"{url} is no server of this job; it uses {', '.join(used) or 'none'}")
         ledger.change_server(url, "drained")
+        tell(settings.output, ledger, make_event("server_drained", f"{url} is asked for nothing new"))
         ledger.close()
 
 

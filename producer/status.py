@@ -1,48 +1,67 @@
-"""What a run is doing: one read model for `status`, `run` and `demo`."""
+"""What a run is doing: one read model for `status`, `top`, `run`, `demo`, the metrics and the report."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
+from common.gate_settings import gate_in
 from common.ledger import OPEN_STATES, SILENT_MS, DatasetState, Ledger
 from producer.datasets.rows import REASONS
-from producer.display import duration
+from producer.monitor.columns import is_over
+from producer.monitor.figures import duration
 
 SILENT_SECONDS = SILENT_MS / 1000
-# The states of a server (workers/sglang/servers.py).
-_BEST_FIRST = ("up", "draining", "half_open", "checking", "down", "unfit")
+# The last ones that a snapshot holds; <output>/events.jsonl has all.
+_EVENTS = 20
+# The states of a server (workers/sglang/servers.py), the best first.
+SERVER_STATES = ("up", "draining", "half_open", "checking", "down", "unfit")
 _AWAY = {"half_open": "on trial, after it was down", "down": "down", "unfit": "unfit for this run"}
 
 
-def snapshot(ledger: Ledger) -> dict[str, Any]:
-    """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9)."""
-    states = [ledger.snapshot(name) for name in ledger.datasets()]
-    now_ms = ledger.now_ms()
-    workers, servers, troubles = _processes(ledger, now_ms)
-    datasets = [_dataset(state) for state in states]
+def snapshot(ledger: Ledger, *, events: int = _EVENTS) -> dict[str, Any]:
+    """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9).
+
+    And, beyond that, when this was (`at`, UTC), what is wrong (`troubles`), and the last `events` that happened.
+    Raises redis.RedisError.
+    """
+    seen = ledger.overview(events)
+    workers, servers, troubles = _processes(seen.processes, seen.now_ms)
+    etas = etas_seconds(seen.datasets)
+    datasets = [_dataset(state, etas[state.name]) for state in seen.datasets]
+    totals = _totals(datasets, workers) | {"failed_attempts": seen.failed_attempts}
+    away = _server_troubles(servers, seen.now_ms / 1000, at_work=_at_work(workers))
+    totals["retries"] = sum(seen.failed_attempts.values()) + totals["expired_leases"]
     return {
+        "at": datetime.fromtimestamp(seen.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datasets": datasets,
         "workers": workers,
         "servers": servers,
-        "totals": _totals(datasets, workers) | {"failed_attempts": ledger.failed_attempts()},
-        "troubles": troubles + _server_troubles(servers, now_ms / 1000, at_work=_at_work(workers)),
+        "totals": totals | {"eta_seconds": end_of_all_seconds(seen.datasets)},
+        "troubles": [*troubles, *_over_caps(datasets), *away],
+        "events": [msgspec.to_builtins(event) for event in seen.events],
     }
 
 
-def _dataset(state: DatasetState) -> dict[str, Any]:
+def _dataset(state: DatasetState, eta_seconds: int | None) -> dict[str, Any]:
     return {
         "name": state.name,
         "state": state.state,
         "reason": state.reason,
+        "gate": gate_in(state.reason) if state.state in {"halted", "paused"} else None,
         "cap_tokens": state.cap_tokens,
         "count": state.count,
+        "weight": state.weight,
         "spent_tokens": state.spent_tokens,
         "prompt_tokens": state.prompt_tokens,
         "completion_tokens": state.completion_tokens,
+        "cached_tokens": state.cached_tokens,
         "done": state.done,
         "failed": sum(n for reason, n in state.rejects.items() if reason not in REASONS),
         "rejected": state.rejected,
         "rejects": dict(state.rejects),
+        "stopped": dict(state.stopped),
         "queued": state.queued,
         "in_flight": state.in_flight,
         "mean_tokens": round(state.completion_tokens / state.done, 1) if state.done else 0.0,
@@ -50,33 +69,70 @@ def _dataset(state: DatasetState) -> dict[str, Any]:
         "p95_tokens": state.percentile(0.95),
         "max_tokens": state.max_tokens,
         "truncated": state.flags.get("truncated", 0),
+        "no_think_end": state.flags.get("no_think_end", 0),
         "flags": dict(state.flags),
+        "uncounted_tokens": state.uncounted_tokens,
+        "attempts": state.starts,
         "expired_leases": state.expired,
         "tokens_per_second": state.tokens_per_second if state.state in OPEN_STATES else 0.0,
-        "eta_seconds": _eta_seconds(state),
+        "eta_seconds": eta_seconds,
     }
 
 
-def _eta_seconds(state: DatasetState) -> int | None:
-    """Until the cap at the present rate; None without a cap, and where nothing comes."""
-    if not state.cap_tokens or not state.completion_tokens or state.state not in OPEN_STATES:
-        return None
-    # The rate is of completion tokens; a cap on all tokens is neared faster, by the prompts that come with them.
-    rate = state.tokens_per_second * state.spent_tokens / state.completion_tokens
-    return round(max(0, state.cap_tokens - state.spent_tokens) / rate) if rate > 0 else None
+def etas_seconds(states: Sequence[DatasetState]) -> dict[str, int | None]:
+    """Until each dataset ends, at its cap or with its source; None where that cannot be told, and where nothing comes.
+
+    The servers give what they give: when one dataset ends, the others share its rate in proportion to theirs. So they
+    end in the order of (tokens to come) / (present rate) = x, and while x grows by dx time grows by dx * (rate of those
+    that still run) / (rate of all). A dataset of which the end is not known runs on beside them.
+    """
+    rates = {state.name: state.tokens_per_second for state in states if state.state in OPEN_STATES}
+    to_come = {state.name: _to_come_tokens(state) for state in states if rates.get(state.name, 0) > 0}
+    ends = sorted((tokens / rates[name], name) for name, tokens in to_come.items() if tokens is not None)
+    found: dict[str, int | None] = {state.name: None for state in states}
+    all_rates = running = sum(rates.values())
+    seconds = before = 0.0
+    for end, name in ends:
+        seconds += (end - before) * running / all_rates
+        found[name] = round(seconds)
+        before, running = end, running - rates[name]
+    return found
 
 
-def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+def end_of_all_seconds(states: Sequence[DatasetState]) -> int | None:
+    """Until all datasets have ended that are open; None where that cannot be told for one of them."""
+    opened = [state for state in states if state.state in OPEN_STATES]
+    to_come = [tokens for state in opened if (tokens := _to_come_tokens(state)) is not None]
+    rate = sum(state.tokens_per_second for state in opened)
+    return round(sum(to_come) / rate) if rate > 0 and len(to_come) == len(opened) else None
+
+
+def _to_come_tokens(state: DatasetState) -> float | None:
+    """Completion tokens until the dataset's cap, or until the last of its samples where all of them are known."""
+    ends: list[float] = []
+    if state.cap_tokens:
+        # A cap on all tokens is neared faster than the completion tokens grow, by the prompts that come with them.
+        share = state.completion_tokens / state.spent_tokens if state.spent_tokens else 1.0
+        ends.append(max(0, state.cap_tokens - state.spent_tokens) * share)
+    if state.ended and state.done:
+        ends.append((state.queued + state.in_flight) * state.completion_tokens / state.done)
+    return min(ends, default=None)
+
+
+def _processes(
+    processes: Mapping[str, tuple[int, dict[str, Any]]], now_ms: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """The workers, the servers as the workers see them, and what any process says is wrong."""
     workers: list[dict[str, Any]] = []
     servers: dict[str, dict[str, Any]] = {}
     troubles: list[str] = []
-    for name, (seen_ms, facts) in sorted(ledger.processes().items()):
+    for name, (seen_ms, facts) in sorted(processes.items()):
         if facts.get("kind") != "worker":
             continue
         silent = max(0.0, (now_ms - seen_ms) / 1000)
         own = {key: value for key, value in facts.items() if key not in {"kind", "servers"}}
-        workers.append({"name": name, **own, "seen_seconds_ago": round(silent, 1)})
+        state = "silent" if silent > SILENT_SECONDS else facts.get("state", "working")
+        workers.append({"name": name, **own, "state": state, "seen_seconds_ago": round(silent, 1)})
         if silent > SILENT_SECONDS:
             troubles.append(f"{name} was last heard of {silent:.0f} s ago")
             continue
@@ -85,6 +141,15 @@ def _processes(ledger: Ledger, now_ms: int) -> tuple[list[dict[str, Any]], list[
         for server in facts.get("servers", []):
             _merge(servers, server)
     return workers, list(servers.values()), troubles
+
+
+def _over_caps(datasets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Datasets that still run, and have spent more than they may: nobody wants to see that days later."""
+    return [
+        f"{d['name']} is at {d['spent_tokens']:,} tokens, {d['spent_tokens'] / d['cap_tokens'] - 1:.0%} over its cap"
+        for d in datasets
+        if d["state"] in OPEN_STATES and is_over(d)
+    ]
 
 
 def _at_work(workers: Sequence[Mapping[str, Any]]) -> bool:
@@ -119,15 +184,17 @@ def _merge(servers: dict[str, dict[str, Any]], seen: dict[str, Any]) -> None:
     known["in_flight"] += seen["in_flight"]
     known["answers"] += seen.get("answers", 0)
     known["version"] = known.get("version") or seen.get("version")
-    if _BEST_FIRST.index(seen["state"]) < _BEST_FIRST.index(known["state"]):
+    if SERVER_STATES.index(seen["state"]) < SERVER_STATES.index(known["state"]):
         known["state"], known["since"], known["reason"] = seen["state"], seen["since"], seen["reason"]
 
 
 def _totals(datasets: list[dict[str, Any]], workers: list[dict[str, Any]]) -> dict[str, Any]:
-    summed = ("spent_tokens", "done", "failed", "rejected", "queued", "in_flight", "truncated", "tokens_per_second")
-    totals: dict[str, Any] = {key: sum(dataset[key] for dataset in datasets) for key in summed}
+    summed = ("spent_tokens", "done", "failed", "rejected", "queued", "in_flight", "truncated", "no_think_end")
+    totals: dict[str, Any] = {
+        key: sum(dataset[key] for dataset in datasets) for key in (*summed, "expired_leases", "tokens_per_second")
+    }
+    caps = [dataset["cap_tokens"] for dataset in datasets]
+    totals["cap_tokens"] = sum(caps) if caps and None not in caps else None
     live = (worker for worker in workers if worker["seen_seconds_ago"] <= SILENT_SECONDS)
     totals["limit"] = sum(worker.get("limit", 0) for worker in live)
-    etas = [dataset["eta_seconds"] for dataset in datasets if dataset["eta_seconds"] is not None]
-    totals["eta_seconds"] = max(etas) if etas else None
     return totals

@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 import redis
 
+from common.flags import UNCOUNTED
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.records import VOID_PREFIX, Head, Record, decode_record
 from common.rejects import Rejects, read_rejects
 from common.segments import NOT_JSON, Counted, Entry, Fault, Line, count, lines, read
+from common.turns import turn_of
 from producer.recover import live_processes
 
 FINISH_REASONS = ("stop", "length")
@@ -23,6 +25,7 @@ FINISH_REASONS = ("stop", "length")
 class Books(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of one dataset hold. Tokens and `truncated` are of the records that count, one a sample.
 
+    What does not count against the cap (`uncounted` records and their tokens) is among them.
     `records` are all that stand in segments, `superseded` those of them that do not count. `rejects` are the rows that
     have a reject and no record that counts.
     """
@@ -38,6 +41,9 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     truncated: int
     rejects: int
+    uncounted: int = 0
+    uncounted_prompt_tokens: int = 0
+    uncounted_completion_tokens: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -139,13 +145,17 @@ def _check_files(output: Path, dataset: str, report: Report) -> tuple[Counted, B
 
 
 def _books(dataset: str, counted: Counted, rejects: int) -> Books:
-    prompt = completion = truncated = 0
+    prompt = completion = truncated = free = free_prompt = free_completion = 0
     for entry in counted.entries.values():
         head = entry.what
         assert isinstance(head, Head)
         prompt += head.prompt_tokens
         completion += head.completion_tokens
         truncated += "truncated" in head.flags
+        if UNCOUNTED in head.flags:
+            free += 1
+            free_prompt += head.prompt_tokens
+            free_completion += head.completion_tokens
     return Books(
         name=dataset,
         segments=len(counted.ends),
@@ -158,13 +168,23 @@ def _books(dataset: str, counted: Counted, rejects: int) -> Books:
         total_tokens=prompt + completion,
         truncated=truncated,
         rejects=rejects,
+        uncounted=free,
+        uncounted_prompt_tokens=free_prompt,
+        uncounted_completion_tokens=free_completion,
     )
 
 
 def _compare(counted: Counted, books: Books, before: DatasetState, ledger: Ledger, report: Report) -> None:
     """Name the sums that differ; a ledger at work has counted a little less, or more, than was read a moment ago."""
     after = ledger.snapshot(books.name)
-    files = (books.samples, books.rejects, books.prompt_tokens, books.completion_tokens)
+    files = (
+        books.samples,
+        books.rejects,
+        books.prompt_tokens,
+        books.completion_tokens,
+        books.uncounted_prompt_tokens,
+        books.uncounted_completion_tokens,
+    )
     if files == _sums(after):
         return
     unfinished = after.in_flight > 0 or after.state in OPEN_STATES
@@ -183,11 +203,18 @@ def _compare(counted: Counted, books: Books, before: DatasetState, ledger: Ledge
         report.notes.append(f"{books.name}: {late:,} of the records were written, but never settled in the ledger")
 
 
-_COMPARED = ("done", "rejected", "prompt_tokens", "completion_tokens")
+_COMPARED = (
+    "done",
+    "rejected",
+    "prompt_tokens",
+    "completion_tokens",
+    "uncounted_prompt_tokens",
+    "uncounted_completion_tokens",
+)
 
 
 def _sums(state: DatasetState) -> tuple[int, ...]:
-    return state.done, state.rejected, state.prompt_tokens, state.completion_tokens
+    return tuple(getattr(state, name) for name in _COMPARED)
 
 
 class _Checker:
@@ -252,6 +279,8 @@ def _head(record: Record) -> Head:
         completion_tokens=record.completion_tokens,
         cached_tokens=record.cached_tokens,
         flags=tuple(record.flags),
+        turn=record.turn,
+        turns=record.turns,
     )
 
 
@@ -263,3 +292,7 @@ def _wrong(record: Record) -> Iterator[str]:
         yield f"{len(record.output_ids)} output_ids, but completion_tokens is {record.completion_tokens}"
     if record.finish_reason not in FINISH_REASONS:
         yield f"finish_reason {record.finish_reason!r} is neither stop nor length"
+    if record.turn is not None and record.turn != turn_of(record.index):
+        yield f"turn {record.turn}, but index {record.index} is that of turn {turn_of(record.index)}"
+    if record.parent != (record.index - 1 if record.turn else None):
+        yield f"its parent is {record.parent}, not the turn before it"

@@ -4,6 +4,7 @@ A deadline is there for what will never come. It is long, as a busy machine take
 is waited for comes.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from producer.embedded import EmbeddedRedis
 
 REPO = Path(__file__).parents[1]
 SHARED = REPO.parent / "shared"
+# Jobs that run side by side would want one port. For the processes that the tests start, too.
+os.environ["TOKENMILL_CONTROL__METRICS"] = ""
 PATIENCE_SECONDS = 180.0
 
 # By itself hypothesis fails what takes longer than 200 ms once, and what is slow to make its examples.

@@ -11,9 +11,11 @@ import os
 from pathlib import Path
 
 from common.durable import try_lock
-from common.ledger import Ledger, Settled
-from common.records import Head, Void, Voided, encode_line
+from common.ledger import Ledger
+from common.logs import about
+from common.records import Void, Voided, encode_line
 from common.segments import Entry, Fault, scan, segment_paths
+from common.settled import settled_of
 from workers.segment_writer import SegmentWriter
 
 log = logging.getLogger(__name__)
@@ -45,26 +47,24 @@ def adopt(ledger: Ledger, writer: SegmentWriter, output: Path, dataset: str) -> 
 
 def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str, start: int, descriptor: int) -> int:
     name = f"{dataset}/{path.name}"
-    heads: dict[tuple[int, int], Head] = {}
+    entries: dict[tuple[int, int], Entry] = {}
     end = start
     for item in scan(path, dataset, start):
         if isinstance(item, Fault):
             end = end if item.torn else item.end
             continue
         end = item.end
-        _note(item, heads)
+        _note(item, entries)
     if end == start:
         return 0
     try:
         os.fsync(descriptor)  # durable before counted, whoever counts
     except OSError as error:
         # The next sync would say "ok" of pages that never reached the disk. Readers take the copies for one record.
-        log.error("%s cannot be forced to disk (%s); its lines from byte %d on are written again", path, error, start)
+        text = "%s cannot be forced to disk (%s); its lines from byte %d on are written again"
+        log.error(text, path, error, start, extra=about(dataset))
         writer.append(dataset, [os.pread(descriptor, end - start, start)])
-    records = [
-        Settled(h.index, h.attempt, h.prompt_tokens, h.completion_tokens, h.cached_tokens, h.flags)
-        for h in heads.values()
-    ]
+    records = [settled_of(entry) for entry in entries.values()]
     counted = ledger.settle(dataset, records, segment=name, committed_bytes=end)
     voids = [
         encode_line(Void(Voided(record.index, record.attempt)))
@@ -78,9 +78,9 @@ def _adopt_tail(ledger: Ledger, writer: SegmentWriter, path: Path, dataset: str,
     return sum(counted)
 
 
-def _note(item: Entry, heads: dict[tuple[int, int], Head]) -> None:
+def _note(item: Entry, entries: dict[tuple[int, int], Entry]) -> None:
     what = item.what
     if isinstance(what, Voided):
-        heads.pop((what.index, what.attempt), None)
+        entries.pop((what.index, what.attempt), None)
     else:
-        heads[what.index, what.attempt] = what
+        entries[what.index, what.attempt] = item

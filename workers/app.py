@@ -3,8 +3,7 @@
 from celery import Celery
 
 from common.broker import make_celery
-from common.consumer import TakesWrites
-from common.logs import set_up
+from common.consumer import TakesWrites, set_up
 from common.settings import load_settings
 from workers.pool import FewMessages
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from common.options import HELP, config_option, json_option
+from common.parent import DISMISSED
 from common.settings import config_path
 
 
@@ -15,12 +16,14 @@ from common.settings import config_path
     "--concurrency", type=click.IntRange(min=1), help="Answers in flight at most; by default [worker] concurrency."
 )
 @click.option("--name", help="The worker's name in status, Flower and its segments; by default made of its process id.")
+@click.option("--pid-file", type=click.Path(path_type=Path), hidden=True, help="Removed at the end.")
 @config_option
-def worker(concurrency: int | None, name: str | None, config: Path | None) -> int:
+def worker(concurrency: int | None, name: str | None, pid_file: Path | None, config: Path | None) -> int:
     """One generate worker: claims samples, calls the servers, writes segments.
 
     Start as many as you like, whenever you like. TERM or Ctrl-C drains for [worker] drain_seconds, then gives back
-    what is not answered; another worker has it within a second.
+    what is not answered; another worker has it within a second. It leaves with 0 then, and with 10 if `tokenmill
+    workers drain` or `stop` has ended it: whoever starts it anew whenever it ends need not in that case.
     """
     from common.broker import GENERATE_QUEUE
     from common.errors import UsageError
@@ -32,9 +35,10 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> in
     os.environ["CELERY_CUSTOM_WORKER_POOL"] = "workers.pool:AsyncioPool"  # before Celery's pools are imported
     from common.consumer import run_celery
     from workers.app import app, settings
+    from workers.pool import AsyncioPool
 
     Ledger.connect(settings.redis_url).close()
-    return run_celery(
+    code = run_celery(
         app,
         [
             "--quiet",
@@ -48,30 +52,38 @@ def worker(concurrency: int | None, name: str | None, config: Path | None) -> in
             "--without-mingle",
         ],
     )
+    if pid_file is not None:
+        pid_file.unlink(missing_ok=True)
+    return DISMISSED if code == 0 and AsyncioPool.dismissed else code
 
 
 @click.command(context_settings=HELP)
+@click.option("--no-probe", is_flag=True, help="Send no server any work: only ask each what it is.")
 @json_option
 @config_option
-def doctor(as_json: bool, config: Path | None) -> int:
-    """What the servers really are, and what is wrong with them.
+def doctor(as_json: bool, no_probe: bool, config: Path | None) -> int:
+    """What servers, tokenizer and chat template really are, and what is wrong with them.
 
-    Asks each server in [server] urls and sends it no work; warns of what is known to go wrong, and says which servers
-    cannot be used. Leaves with 4 if one of them cannot be reached or used, or the tokenizer does not load.
+    Each check is ok, a warning, or wrong, and says what to do. Every server in [server] urls is asked what it is, and
+    tried with a few prompts: one twice without chance, three questions from end to end. One that has requests waiting
+    is not tried. Leaves with 4 if something is wrong: `run` would refuse to begin.
     """
+    import shutil
+
     import msgspec
 
     from common.errors import UnavailableError
     from common.settings import load_settings
-    from workers.doctor import examine, lines
+    from workers.doctor.examine import examine
+    from workers.doctor.report import lines
 
-    report = examine(load_settings(config))
+    report = examine(load_settings(config), probe=not no_probe)
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
-        for line in lines(report):
+        for line in lines(report, shutil.get_terminal_size().columns):
             click.echo(line)
-    return UnavailableError.exit_code if report.refusals else 0
+    return UnavailableError.exit_code if report.of("wrong") else 0
 
 
 @click.command(hidden=True, context_settings=HELP)

@@ -129,7 +129,8 @@ class Commits:
             for outcome, reject in zip(outcomes, rejects, strict=True)
         ]
         self._insist(lambda: append_rejects(self._output, dataset, rejects))
-        counted = self._insist(lambda: self._ledger.reject(dataset, ended))
+        left = {reject.index: reject.turns_left for reject in rejects}
+        counted = self._insist(lambda: self._ledger.reject(dataset, ended, turns_left=left))
         for outcome, counts in zip(outcomes, counted, strict=True):
             if not counts:
                 outcome.supersede()

@@ -9,23 +9,24 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import redis
 
-from common.ledger import LOST, OPEN_STATES, Ended, InFlight, Ledger, Settled, pack_in_flight
-from common.payload import UNREADABLE, Packer, Payload
-from common.records import Written, encode_line, sample_id, timestamp
-from common.rejects import Reject
+from common.ledger import LOST, OPEN_STATES, Ended, InFlight, Ledger, pack_in_flight
+from common.logs import about
+from common.payload import UNREADABLE, Packer
 from workers.commits import Commits
 from workers.leases import Leases
+from workers.marking import Marker
+from workers.outcomes import recorded, rejected
 from workers.samples import Doorbell, Outcome, Sample
-from workers.sglang.answer import Answer, BadAnswer
+from workers.sglang.answer import BadAnswer
 from workers.sglang.answer import Outcome as Verdict
-from workers.sglang.client import SGLangClient
+from workers.sglang.client import Sampling, SGLangClient
 
 log = logging.getLogger(__name__)
 # Samples are claimed ahead of a free slot by what the worker starts within this time: a claim takes milliseconds.
@@ -55,8 +56,10 @@ class Generation:
         ledger: Ledger,
         commits: Commits,
         leases: Leases,
+        sampling_of: Callable[[bytes], Sampling | None] = lambda _: None,
+        marker_of: Callable[[str, bytes], Marker | None] = lambda *_: None,
     ) -> None:
-        """`ledger` is used by the claiming thread alone."""
+        """`ledger` is used by the claiming thread alone, and so are the last two, which get a dataset's spec there."""
         self.concurrency = concurrency
         self.on_slots: Callable[[int], None] = lambda _: None  # called when the slots are others than before
         self._known_slots = 0
@@ -67,6 +70,8 @@ class Generation:
         self._ledger = ledger
         self._commits = commits
         self._leases = leases
+        self._sampling_of = sampling_of
+        self._marker_of = marker_of
         self._bells: deque[Doorbell] = deque()
         self._backlog: deque[Sample] = deque()
         self._running: dict[asyncio.Task[None], Sample] = {}
@@ -177,6 +182,8 @@ class Generation:
         samples: list[Sample] = []
         for done, bell in enumerate(bells):
             try:
+                spec = self._ledger.spec(bell.dataset)
+                sampling, marker = self._sampling_of(spec), self._marker_of(bell.dataset, spec)
                 claimed, refused = self._ledger.claim(bell.dataset, self._owner, self._lease_seconds, bell.indices)
             except redis.RedisError as error:
                 log.warning("claims wait, Redis does not answer: %s", error)
@@ -184,7 +191,7 @@ class Generation:
             self._leases.hold(claimed)
             if refused:
                 log.debug("%s: not claimed: %s", bell.dataset, refused)
-            samples += [Sample(one, bell) for one in claimed]
+            samples += [Sample(one, bell, sampling, marker) for one in claimed]
         return samples, []
 
     def _take(self, bells: Sequence[Doorbell], samples: Sequence[Sample]) -> None:
@@ -205,8 +212,10 @@ class Generation:
             outcome = await self._outcome(sample)
         except Exception:  # the task boundary: a fault of ours must not hold a sample for ever
             # Its lease is no longer renewed: it runs out, counts as a lost attempt, and the third one ends the sample.
-            log.exception("%s %d: given up after a fault", sample.claimed.dataset, sample.claimed.index)
-            self._leases.drop([sample.claimed])
+            claimed = sample.claimed
+            text, extra = "%s %d: given up after a fault", about(claimed.dataset, claimed.index)
+            log.exception(text, claimed.dataset, claimed.index, extra=extra)
+            self._leases.drop([claimed])
             self._finish(sample, "failed")
             outcome = None
         finally:
@@ -220,24 +229,29 @@ class Generation:
         try:
             payload = self._packer.unpack(sample.claimed.payload)
         except UNREADABLE as error:
-            return _rejected(sample, {}, "bad_payload", f"what Redis holds of its prompt cannot be read: {error}")
+            return rejected(sample, None, "bad_payload", f"what Redis holds of its prompt cannot be read: {error}")
         if payload.largest_id >= self._vocab_size:
             # An id outside the vocabulary kills a real server. The feed refuses such rows; this is the last door.
             detail = f"id {payload.largest_id} is outside the model's vocabulary of {self._vocab_size} ids"
-            return _rejected(sample, payload.meta, "id_out_of_range", detail)
+            return rejected(sample, payload, "id_out_of_range", detail)
         try:
             answer, server, seconds = await self._client.generate(
-                payload.input_ids, prompt_tokens=payload.prompt_tokens, clock=sample.clock
+                payload.input_ids,
+                prompt_tokens=payload.prompt_tokens,
+                sampling=sample.sampling,
+                max_new_tokens=payload.max_new_tokens,
+                clock=sample.clock,
             )
             clock = sample.clock.tokens
+            sample.bell.servers.add(server)
         except BadAnswer as bad:
             if bad.reason == "draining":
                 return None  # drain() gives it back
             if bad.outcome in {Verdict.HALT_RUN, Verdict.HALT_DATASET}:
                 await self._halt(sample, bad)
                 return None
-            return _rejected(sample, payload.meta, bad.reason, bad.detail)
-        return _recorded(sample, payload, answer, server, seconds, clock)
+            return rejected(sample, payload, bad.reason, bad.detail)
+        return recorded(sample, payload, answer, server, seconds, clock)
 
     def committed(self, outcomes: Sequence[Outcome]) -> None:
         """Called with outcomes that are durable and counted: ends their leases and messages."""
@@ -273,7 +287,7 @@ class Generation:
             halted = self._ledger.datasets() if whole_run else [dataset]
             before = [self._ledger.transition(one, "halted", OPEN_STATES, str(bad)) for one in halted]
             if not set(OPEN_STATES).isdisjoint(before):  # else another call was faster, and has said it
-                log.error("%s is halted: %s", "the run" if whole_run else dataset, bad)
+                log.error("%s is halted: %s", "the run" if whole_run else dataset, bad, extra=about(dataset))
 
         unstarted = [one for one in self._backlog if whole_run or one.claimed.dataset == dataset]
         self._backlog = deque(one for one in self._backlog if one not in unstarted)
@@ -345,40 +359,3 @@ class Generation:
         await self._commits.flush(_COMMIT_SECONDS)
         # Some were answered in the meantime; what still has a lease was not.
         await self._give_back([sample for sample in running.values() if self._leases.holds(sample.claimed)])
-
-
-def _recorded(sample: Sample, payload: Payload, answer: Answer, server: str, seconds: float, clock: float) -> Outcome:
-    claimed = sample.claimed
-    line = encode_line(
-        Written(
-            dataset=claimed.dataset,
-            index=claimed.index,
-            sample_id=sample_id(claimed.dataset, claimed.index),
-            attempt=claimed.attempt,
-            input_ids=msgspec.Raw(payload.input_ids),
-            output_ids=answer.output_ids,
-            finish_reason=answer.finish_reason,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            cached_tokens=answer.cached_tokens,
-            latency_seconds=round(seconds, 3),
-            server=server,
-            created_at=timestamp(time.time()),
-            flags=answer.flags,
-            meta=payload.meta,
-        )
-    )
-    settled = Settled(
-        claimed.index,
-        claimed.attempt,
-        answer.prompt_tokens,
-        answer.completion_tokens,
-        answer.cached_tokens,
-        answer.flags,
-    )
-    return Outcome(sample, line=line, settled=settled, end=answer.finish_reason, clock=clock)
-
-
-def _rejected(sample: Sample, meta: Mapping[str, Any], reason: str, detail: str) -> Outcome:
-    reject = Reject(index=sample.claimed.index, reason=reason, detail=detail, id=meta.get("id"))
-    return Outcome(sample, reject=reject, end=reason)

@@ -59,12 +59,13 @@ def snapshot(state: DatasetState, progress: Progress, settings: Settings) -> Sna
     assert state.cap_tokens is not None
     enough = state.done >= _ENOUGH_ANSWERS
     # Rounded: the prior that is made from it is kept for the next ticks.
-    mean = float(f"{state.completion_tokens / state.done:.3g}") if enough else state.spec.get("mean_tokens")
+    charged = state.completion_tokens - state.uncounted_completion_tokens
+    mean = float(f"{charged / state.done:.3g}") if enough else state.spec.get("mean_tokens")
     waiting = [tokens for index, tokens in sorted(progress.prompts.items()) if index not in progress.leases]
     return Snapshot(
         cap_tokens=state.cap_tokens,
         spent_tokens=state.spent_tokens,
-        max_new_tokens=settings.sampling.max_new_tokens,
+        max_new_tokens=state.spec.get("max_new_tokens") or settings.sampling.max_new_tokens,
         ended=np.frombuffer(progress.outcomes, ENDED),
         in_flight=in_flight(progress, settings.worker.lease_seconds),
         mean_tokens=mean,

@@ -4,19 +4,25 @@ It takes lapsed leases back, counts what dead workers left written, sets the roo
 datasets' shares, and asks for feeds. It keeps nothing that it could not lose: every tick starts from the ledger.
 """
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
 from celery import Celery
+from msgspec import UNSET
 from redis.exceptions import LockError
 
 from common.broker import PRODUCE_QUEUE, Sender, waiting_messages
 from common.ledger import ENDED_STATES, LOST, OPEN_STATES, SILENT_MS, SUSPECT_AFTER, DatasetState, Ended, Lapsed, Ledger
+from common.logs import about
+from common.payload import UNREADABLE, Packer
 from common.registered import registered_names
 from common.rejects import Reject, append_rejects
 from common.settings import Settings
 from workers import budget, in_flight
 from workers.adoption import adopt
+from workers.gatekeeping import Gatekeeper
+from workers.news import News
 from workers.pacing import Pace
 from workers.segment_writer import SegmentWriter
 from workers.sending import Candidate, Sending
@@ -50,6 +56,9 @@ class Keeper:
         self._rule = {"precise": budget.PRECISE, "fast": budget.FAST}[settings.control.landing]
         self._adopted: set[str] = set()
         self._known: set[str] | None = None  # all datasets that there should be
+        self._news = News(settings.output, ledger)
+        self._gatekeeper = Gatekeeper(settings, ledger)
+        self._states: dict[str, tuple[str, DatasetState]] = {}  # after this tick
         self._asked_ms = 0  # when the books were last asked for, until all are there
 
     def tick(self) -> bool:
@@ -67,7 +76,8 @@ class Keeper:
                 try:
                     candidates[dataset] = self._keep(dataset, slots)
                 except OSError as error:
-                    log.error("%s: its files cannot be read or written (%s)", dataset, error)
+                    log.error("%s: its files cannot be read or written (%s)", dataset, error, extra=about(dataset))
+            self._tell_news(datasets, now_ms)
             self._sending.send(candidates, now_ms, slots, workers)
             for dataset, one in candidates.items():
                 if not feeds_wait and self._needs_rows(one, slots):
@@ -79,12 +89,20 @@ class Keeper:
                 log.warning("this tick took longer than %.0f s", _LOCK_SECONDS)
         return True
 
+    def _tell_news(self, datasets: Sequence[str], now_ms: int) -> None:
+        states = {name: self._states[name] for name in datasets if name in self._states}
+        try:
+            self._news.tell(states, self._processes, now_ms)
+        except OSError as error:
+            log.error("what happened cannot be written down, and is told later: %s", error)
+
     def _slots(self) -> tuple[int, int, int]:
         """Redis's time in ms, the slots and the number of the workers that live; says that this keeper lives."""
         now_ms = self._ledger.heartbeat("keeper", {"kind": "keeper"})
         self._notice_a_gap(now_ms)
         limits: list[int] = []
-        for name, (seen_ms, facts) in self._ledger.processes().items():
+        self._processes = self._ledger.processes()
+        for name, (seen_ms, facts) in self._processes.items():
             if abs(now_ms - seen_ms) <= SILENT_MS:
                 if facts.get("kind") == "worker":
                     limits.append(int(facts["limit"]))
@@ -102,6 +120,7 @@ class Keeper:
         if abs(gap_ms) > _GAP_MS:
             # Workers renew once in a quarter of a lease.
             self._lenient_until_ms = now_ms + round(500 * self._settings.worker.lease_seconds)
+            self._news.be_quiet(now_ms)
             log.warning("Redis, its clock or this keeper leapt by %.0f s; leases may be renewed first", gap_ms / 1000)
         if gap_ms < 0:
             for dataset in self._ledger.datasets():
@@ -133,12 +152,17 @@ class Keeper:
     def _keep(self, dataset: str, slots: int) -> Candidate:
         """One dataset's share of a tick, and what it may start."""
         state, counted = self._ledger.snapshot(dataset), 0
+        if state.state == "cancelled" and state.queued:
+            self._ledger.cancel(dataset, state.reason)  # what was given back since, or fed at that moment
         if dataset not in self._adopted or (state.state in OPEN_STATES and state.in_flight == 0):
             # At the start, and before a dataset can end: its files and its books must be the same.
             if counted := adopt(self._ledger, self._writer, self._settings.output, dataset):
-                log.warning("%s: %d records of workers that stopped were counted", dataset, counted)
+                text = "%s: %d records of workers that stopped were counted"
+                log.warning(text, dataset, counted, extra=about(dataset))
             self._adopted.add(dataset)
         if self._take_back(dataset) or counted:
+            state = self._ledger.snapshot(dataset)
+        if self._gatekeeper.stops(state):
             state = self._ledger.snapshot(dataset)
         pace = self._paces.setdefault(dataset, Pace.of(state))
         pace.measure(state)
@@ -153,7 +177,8 @@ class Keeper:
         if state_after != state.state and state_after in ENDED_STATES:
             # Once more: the last leases may have ended since this tick looked.
             adopt(self._ledger, self._writer, self._settings.output, dataset)
-            log.warning("%s: %s -> %s, %s tokens", dataset, state.state, state_after, f"{state.spent_tokens:,}")
+            state = self._ledger.snapshot(dataset)
+        self._states[dataset] = (state_after, state)
         return Candidate(state, room if state_after == "open" else 0, pace)
 
     def _room(self, state: DatasetState) -> int:
@@ -168,7 +193,7 @@ class Keeper:
 
     def _needs_rows(self, one: Candidate, slots: int) -> bool:
         window = one.pace.window(slots, one.state, self._settings.control.window)
-        return not one.state.ended and one.state.queued < min(window * _FED_BELOW, one.room)
+        return (one.state.answers > 0 or not one.state.ended) and one.state.queued < min(window * _FED_BELOW, one.room)
 
     def _take_back(self, dataset: str) -> bool:
         """Samples of workers that no longer renew their leases: first count what they had written."""
@@ -179,7 +204,7 @@ class Keeper:
         back, ended = self._ledger.expire(dataset, max_tries=MAX_TRIES)
         if back:
             owners = ", ".join(sorted({lapsed.owner for lapsed in back}))
-            log.warning("%s: %d samples taken back from %s", dataset, len(back), owners)
+            log.warning("%s: %d samples taken back from %s", dataset, len(back), owners, extra=about(dataset))
         if ended:
             self._reject(dataset, ended)
         lost = [
@@ -194,10 +219,29 @@ class Keeper:
             f"its worker died, or failed, {SUSPECT_AFTER + 1} times while it had this sample, the last time as the "
             f"only suspect there; or {MAX_TRIES} times in all"
         )
-        rejects = [Reject(index=one.index, reason="worker_lost", detail=detail, id=None) for one in ended]
+        turns = self._turns(dataset, ended)
+        rejects = [
+            Reject(index=one.index, reason="worker_lost", detail=detail, id=None, turns=turns.get(one.index, UNSET))
+            for one in ended
+        ]
         append_rejects(self._settings.output, dataset, rejects)
-        self._ledger.reject(dataset, [(one.index, one.attempt, "worker_lost") for one in ended])
-        log.error("%s: rejected %s: %s", dataset, [one.index for one in ended], detail)
+        self._ledger.reject(
+            dataset,
+            [(one.index, one.attempt, "worker_lost") for one in ended],
+            turns_left={reject.index: reject.turns_left for reject in rejects},
+        )
+        for one in ended:
+            log.error("%s: rejected %d: %s", dataset, one.index, detail, extra=about(dataset, one.index))
+
+    def _turns(self, dataset: str, ended: Sequence[Lapsed]) -> dict[int, int]:
+        """How many turns the conversations were to have that end with these samples."""
+        turns = {}
+        for index, packed in self._ledger.payloads(dataset, [one.index for one in ended]).items():
+            with contextlib.suppress(*UNREADABLE):
+                payload = Packer().unpack(packed)
+                if payload.turns is not None:
+                    turns[index] = payload.turns
+        return turns
 
     def close(self) -> None:
         """Seal the keeper's own segments."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import redis
 
-from common.ledger import Claimed, Ledger
+from common.ledger import Claimed, Ledger, Order
+from common.logs import about
 
 log = logging.getLogger(__name__)
 _HEARTBEAT_SECONDS = 1.0
@@ -35,9 +36,17 @@ class Leases:
         self._failed_attempts: Mapping[str, int] = {}
         self._told: set[str] = set()  # datasets of the clocks that Redis holds
 
-    def start(self, facts: Callable[[], Mapping[str, Any]], clocks: Callable[[], Mapping[str, bytes]]) -> None:
-        """Start the thread; each heartbeat tells the `facts`, and of each dataset the `clocks` of what is in flight."""
-        self._facts, self._clocks = facts, clocks
+    def start(
+        self,
+        facts: Callable[[], Mapping[str, Any]],
+        clocks: Callable[[], Mapping[str, bytes]],
+        obey: Callable[[Order], None] = lambda _: None,
+    ) -> None:
+        """Start the thread; each heartbeat tells the `facts`, and of each dataset the `clocks` of what is in flight.
+
+        `obey` is called there with what a person tells this worker to do.
+        """
+        self._facts, self._clocks, self._obey = facts, clocks, obey
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
 
@@ -99,6 +108,9 @@ class Leases:
                 log.exception("a heartbeat failed")
 
     def _say(self) -> None:
+        if (order := self._ledger.order_for(self._owner)) is not None:
+            self._ledger.order(self._owner, None)
+            self._obey(order)
         facts = self._facts()
         self._ledger.heartbeat(self._owner, facts)
         clocks = self._clocks()
@@ -117,7 +129,8 @@ class Leases:
             lost = set(self._ledger.renew(dataset, self._owner, self._lease_seconds, samples))
             if lost:
                 self.lost += len(lost)
-                log.warning("%s: %d samples went to another attempt; their answers will be voided", dataset, len(lost))
+                text = "%s: %d samples went to another attempt; their answers will be voided"
+                log.warning(text, dataset, len(lost), extra=about(dataset))
                 with self._lock:
                     for index, attempt in samples:
                         if index in lost:

@@ -73,6 +73,8 @@ class AsyncioPool(BasePool):
     reconnect: Callable[[], None] = staticmethod(lambda: None)
     on_slots: Callable[[int], None] = staticmethod(lambda _: None)
     slots = 0
+    # Whether a person has told the worker of this process to end; read when it has.
+    dismissed = False
 
     def on_start(self) -> None:
         """Start the loop's thread, and in it the service (client, ledger, segment writer)."""
@@ -106,6 +108,7 @@ class AsyncioPool(BasePool):
     def _on_signal(self, **_: Any) -> None:
         """Called by Celery for each TERM and INT: a second one comes from somebody who will not wait for the drain."""
         self._asked_to_stop += 1
+        self._service.life.end()
         if self._asked_to_stop > 1 and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._service.hurry)
 
@@ -150,7 +153,7 @@ class AsyncioPool(BasePool):
 
     def on_stop(self) -> None:
         """Drain for a bounded time, give the rest back, stop the loop."""
-        self._shut(self._service.drain_seconds)
+        self._shut(self._service.life.drain_seconds)
 
     def on_terminate(self) -> None:
         """Give everything back at once."""
@@ -165,6 +168,7 @@ class AsyncioPool(BasePool):
             # At a second Ctrl-C Celery stops the pool from the signal's handler, within the first stop's wait.
             self._loop.call_soon_threadsafe(self._service.hurry)
         self._wait(self._stopping)
+        type(self).dismissed = self._service.life.dismissed
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from common.flags import UNCOUNTED
 from common.ledger import LOST, Claimed, Ended, Settled
 from common.rejects import Reject
+from workers.marking import Marker
+from workers.sglang.client import Sampling
 from workers.sglang.server import SampleClock
 
 
@@ -20,11 +23,15 @@ class Doorbell:
     left: int = 0
     tokens: int = 0
     ends: Counter[str] = field(default_factory=Counter)
+    servers: set[str] = field(default_factory=set)
 
     def summary(self) -> str:
-        """How the samples ended, for a person: `31,204 tokens: 15 stop, 1 length`."""
-        ends = ", ".join(f"{n} {end}" for end, n in self.ends.most_common())
-        return f"{self.tokens:,} tokens: {ends}" if ends else "nothing to do: done, leased or closed"
+        """How the samples ended, and where: `31,204 tokens: 15 stop, 1 length; gpu1:30000`."""
+        if not self.ends:
+            return "nothing to do: done, leased or closed"
+        ends = ", ".join(end if len(self.indices) == 1 else f"{n} {end}" for end, n in self.ends.most_common())
+        servers = ", ".join(sorted(url.partition("://")[2] for url in self.servers))
+        return f"{self.tokens:,} tokens: {ends}" + (f"; {servers}" if servers else "")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,6 +40,8 @@ class Sample:
 
     claimed: Claimed
     bell: Doorbell
+    sampling: Sampling | None = None  # its dataset's; None: that of all
+    marker: Marker | None = None  # None: no flags beyond those of its end
     clock: SampleClock = field(default_factory=SampleClock)
 
 
@@ -52,7 +61,8 @@ class Outcome:
         index, attempt = self.sample.claimed.index, self.sample.claimed.attempt
         lost = list(self.sample.clock.lost)
         if self.settled is not None:
-            ended = [Ended(index, attempt, self.clock, self.settled.completion_tokens)]
+            charged = 0 if UNCOUNTED in self.settled.flags else self.settled.completion_tokens
+            ended = [Ended(index, attempt, self.clock, charged)]
         else:
             ended = [Ended(index, attempt, lost.pop(), 0)] if self.reject is not None and lost else []
         return [*ended, *(Ended(index, attempt, clock, LOST) for clock in lost)]

@@ -13,6 +13,7 @@ from itertools import islice
 
 from common.broker import Sender, pending_samples
 from common.ledger import DatasetState, Ledger
+from common.logs import about
 from workers.pacing import Pace, messages_held
 from workers.shares import Shares, Standing, to_send
 
@@ -90,7 +91,7 @@ class Sending:
         missing = [index for index in due if index not in waiting][: one.room]
         if sent := self._ledger.resend(name, one.state.now_ms, missing):
             self._sender.generate([(name, [index]) for index in sent])
-            log.info("%s: %d samples sent again", name, len(sent))
+            log.info("%s: %d samples sent again", name, len(sent), extra=about(name))
 
 
 def _standing(one: Candidate, slots: int, workers: int, held_back: int) -> Standing:

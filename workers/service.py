@@ -1,31 +1,41 @@
 """One generate worker put together: connections, client, segment writer, leases."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import redis
 
 from common.broker import GENERATE_QUEUE, waiting_messages
 from common.errors import ConfigError, RedisUnavailable, ServerRefused, ServerUnavailable
 from common.ledger import Ledger
+from common.logs import about
+from common.run_file import FORCED
+from common.sections import DatasetSettings
 from common.servers import urls_in_use
 from common.settings import Settings
 from workers.commits import Commits
+from workers.doctor.start import is_known, look_at
 from workers.generation import Generation
 from workers.governor import Governor
 from workers.leases import Leases
+from workers.life import Life
+from workers.marking import Markers
 from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
-from workers.sglang.client import SGLangClient
-from workers.sglang.preflight import read_facts, refuse, refuse_other_model
+from workers.sglang.client import Sampling, SGLangClient
+from workers.sglang.preflight import ServerFacts, read_facts, refuse, refuse_other_model
 from workers.sglang.server import Server
 from workers.sglang.watch import Patience
 
@@ -33,6 +43,7 @@ log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
 # How often it is looked whether a server was added or is to be drained, and whether messages wait that do not come.
 _LOOK_SECONDS = 2.0
+_GOODBYE_SECONDS = 2.0
 
 
 class Service:
@@ -58,11 +69,15 @@ class Service:
         self._on_slots = on_slots
         self._reconnect = reconnect
         self._deaf = Deafness(settings.worker.lease_seconds)
+        self._samplings: dict[bytes, Sampling] = {}  # by spec
         self._early: deque[Doorbell] = deque()
         self._starting: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._generation: Generation | None = None
-        self.drain_seconds = settings.worker.drain_seconds
+        self.life = Life(settings.worker.drain_seconds)
+        # Until the model is known: nothing is told of this worker after it has said goodbye.
+        self._idle = threading.Lock()
+        self._has_begun = self._has_ended = False
 
     async def start(self) -> None:
         """Begin; returns at once. Messages that come before the model is known wait."""
@@ -73,9 +88,10 @@ class Service:
         loop = asyncio.get_running_loop()
         while self._generation is None:
             try:
-                model = await loop.run_in_executor(None, self._read_model)
+                model = await loop.run_in_executor(None, self._wait_for_model)
                 if model is not None:
-                    self._assemble(model)
+                    markers = await loop.run_in_executor(None, Markers, self._settings, model)
+                    self._assemble(model, markers)
                     self._following = loop.create_task(self._follow())
                     break
             except (redis.RedisError, RedisUnavailable) as error:
@@ -85,14 +101,34 @@ class Service:
         while self._early:
             self.ring(self._early.popleft())
 
-    def _read_model(self) -> dict[str, Any] | None:
+    def _wait_for_model(self) -> dict[str, Any] | None:
+        """Say that this worker waits, and look; obey who tells it to end meanwhile. Called in a thread."""
         ledger = Ledger.connect(self._settings.redis_url)
         try:
-            return ledger.model()
+            if not self._has_begun:
+                ledger.order(self._owner, None)  # what an earlier worker of this name was told
+                self._has_begun = True
+            with self._idle:
+                if (model := ledger.model()) is None and not self._has_ended:
+                    ledger.heartbeat(self._owner, self._idle_facts())
+                    if (order := ledger.order_for(self._owner)) is not None:
+                        ledger.order(self._owner, None)
+                        self.life.obey(order)
+                return model
         finally:
             ledger.close()
 
-    def _assemble(self, model: Mapping[str, Any]) -> None:
+    def _idle_facts(self) -> dict[str, Any]:
+        counts = {"concurrency": self._concurrency, "limit": 0, "in_flight": 0, "ended": 0, "superseded": 0}
+        return {"kind": "worker", **counts, "trouble": "", "servers": [], **self.life.facts()}
+
+    def _facts(self) -> dict[str, Any]:
+        assert self._generation is not None
+        facts = self._generation.facts() | self.life.facts()
+        # One that takes nothing new has no slots: the keeper sends nothing for them.
+        return facts | {"limit": 0} if self.life.ending else facts
+
+    def _assemble(self, model: Mapping[str, Any], markers: Markers) -> None:
         settings = self._settings
         vocab_size = int(model["vocab_size"])
         self._model = model
@@ -123,11 +159,24 @@ class Service:
             ledger=Ledger.connect(settings.redis_url),
             commits=self._commits,
             leases=self._leases,
+            sampling_of=self._sampling_of,
+            marker_of=markers.of,
         )
         self._commits.on_committed = self._generation.committed
         self._generation.on_slots = self._on_slots
-        self._leases.start(self._generation.facts, self._generation.clocks)
+        self.life.state = "working"
+        self._leases.start(self._facts, self._generation.clocks, self.life.obey)
         self._client.start(self._generation.slots_changed)
+
+    def _sampling_of(self, spec: bytes) -> Sampling:
+        """How the answers of a dataset are asked for, given its spec in the ledger, whoever registered it."""
+        if spec not in self._samplings:
+            # What else is there may be of a version to come, and is not this worker's.
+            told = msgspec.json.decode(spec or b"{}", type=dict[str, Any])
+            own = {key: told[key] for key in ("max_new_tokens", "sampling") if key in told}
+            dataset = DatasetSettings(name="told", path=Path(), **own)
+            self._samplings[spec] = Sampling.of(self._settings.sampling_of(dataset).params())
+        return self._samplings[spec]
 
     def _governor(self) -> Governor:
         worker = self._settings.worker
@@ -151,6 +200,17 @@ class Service:
         server.version, server.takes_aborts = facts.version, facts.takes_aborts
         refuse(facts)
         refuse_other_model(facts, self._model)
+        await self._look_at(facts)
+
+    async def _look_at(self, facts: ServerFacts) -> None:
+        """Check a server that is not like those that the job's start has looked at; raises ServerRefused."""
+        if is_known(facts, self._model.get("servers", ())):
+            return
+        key = self._settings.api_key_of(facts.url)
+        for check in await look_at(facts, key, self._client.http, self._settings, self._model.get("context_length")):
+            if check.state == "wrong" and not self._model.get(FORCED):
+                raise ServerRefused(check.sentence)
+            log.warning("%s", check.sentence, extra=about(server=facts.url))
 
     async def _follow(self) -> None:
         """Take servers that are added to the running job, drain those that are taken from it, notice deafness."""
@@ -208,11 +268,21 @@ class Service:
             if task is not None:
                 task.cancel()
         if self._generation is None:
+            await asyncio.get_running_loop().run_in_executor(None, self._say_goodbye)
             return
         await self._generation.drain(drain_seconds)
         await self._client.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._leases.stop)
         self._commits.close()
+
+    def _say_goodbye(self) -> None:
+        self._has_ended = True
+        if not self._idle.acquire(timeout=_GOODBYE_SECONDS):
+            return  # Redis stands still; this worker was never given anything
+        with contextlib.suppress(RedisUnavailable, redis.RedisError):
+            ledger = Ledger.connect(self._settings.redis_url, attempts=1)
+            ledger.heartbeat(self._owner, None)
+            ledger.close()
 
 
 class Deafness:

@@ -5,7 +5,7 @@ for one thread at a time. Redis is a cache: the segments are the truth, and `tok
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from struct import unpack
 from typing import Any, cast
 
@@ -17,11 +17,16 @@ from redis.retry import Retry
 
 from common.errors import RedisUnavailable
 from common.ledger import _keys, _scripts
+from common.ledger._conversations import Conversations
+from common.ledger._events import KEPT_EVENTS, Event
 from common.ledger._lengths import bucket_of
 from common.ledger._outcomes import KEPT_OUTCOMES, LOST, Ended, InFlight, Progress, pack_in_flight, pack_outcomes
-from common.ledger._processes import SILENT_MS, Processes, ServerChange
-from common.ledger._state import Claimed, DatasetState, Lapsed, Settled, parts, state_of
-from common.settings import DatasetSettings
+from common.ledger._processes import SILENT_MS, ServerChange
+from common.ledger._prompts import Prompts, set_among
+from common.ledger._recent import Recent, pack_recent
+from common.ledger._state import Claimed, DatasetState, Ending, Lapsed, NextTurn, Settled, parts, state_of
+from common.ledger._steering import Order, Steering
+from common.sections import DatasetSettings
 
 # A call carries at most this many samples: Lua can unpack some 8,000 values, and 500 take Redis about 5 ms.
 _CALL = 500
@@ -34,6 +39,7 @@ _ALONE_MS = 10_000
 _SOCKET_SECONDS = 30
 __all__ = [
     "ENDED_STATES",
+    "KEPT_EVENTS",
     "LOST",
     "OPEN_STATES",
     "SILENT_MS",
@@ -41,9 +47,13 @@ __all__ = [
     "Claimed",
     "DatasetState",
     "Ended",
+    "Ending",
+    "Event",
     "InFlight",
     "Lapsed",
     "Ledger",
+    "NextTurn",
+    "Order",
     "Progress",
     "ServerChange",
     "Settled",
@@ -51,10 +61,10 @@ __all__ = [
 ]
 
 OPEN_STATES = ("open", "closing")
-ENDED_STATES = ("capped", "exhausted", "halted", "failed")
+ENDED_STATES = ("capped", "exhausted", "halted", "failed", "cancelled")
 
 
-class Ledger(Processes):
+class Ledger(Conversations, Prompts, Recent, Steering):
     """The ledger's transitions. Methods raise redis.RedisError where Redis cannot be reached."""
 
     @classmethod
@@ -96,14 +106,14 @@ class Ledger(Processes):
         """The names, in the order of registration."""
         return [name.decode() for name in cast("list[bytes]", self.redis.zrange(_keys.DATASETS, 0, -1))]
 
+    def spec(self, dataset: str) -> bytes:
+        """The settings that `dataset` was last registered with, as JSON; empty if it is not known."""
+        return cast("bytes | None", self.redis.hget(_keys.keys_of(dataset).state, "spec")) or b""
+
     def snapshot(self, dataset: str) -> DatasetState:
         """`dataset` at this instant."""
         reply = _scripts.snapshot(self.redis, _keys.keys_of(dataset))
         return state_of(dataset, reply)
-
-    def transition(self, dataset: str, target: str, sources: Sequence[str], reason: str = "") -> str:
-        """Move `dataset` to `target` if it is in one of `sources`; answers the state it was in."""
-        return _scripts.transition(self.redis, _keys.keys_of(dataset), target=target, reason=reason, sources=sources)
 
     def admit(
         self, dataset: str, *, room: int, window: int, tokens_per_second: float, starts: int | None = None
@@ -178,15 +188,9 @@ class Ledger(Processes):
         )
         return None if queued < 0 else queued
 
-    def done_among(self, dataset: str, first: int, count: int) -> set[int]:
-        """The indices from `first` to `first + count - 1` that have a record or a reject."""
-        start = first // 8
-        bits = cast("bytes", self.redis.getrange(_keys.keys_of(dataset).done, start, (first + count) // 8))
-        return {
-            index
-            for index in range(first, first + count)
-            if index // 8 - start < len(bits) and bits[index // 8 - start] >> (7 - index % 8) & 1
-        }
+    def done_among(self, dataset: str, indices: Iterable[int]) -> set[int]:
+        """Those of `indices` that have a record or a reject."""
+        return set_among(self.redis, _keys.keys_of(dataset).done, indices)
 
     def feeding(self, dataset: str, seconds: float) -> Lock:
         """A lock that keeps a second feed of `dataset` from doing the same rows' work twice."""
@@ -250,7 +254,9 @@ class Ledger(Processes):
             samples: list[_scripts.Argument] = []
             for r in part:
                 tokens = (r.prompt_tokens, r.completion_tokens, r.cached_tokens, bucket_of(r.completion_tokens))
-                samples += (r.index, r.attempt, *tokens, ",".join(r.flags))
+                left = "" if r.turns_left is None else r.turns_left
+                recent = b"" if rebuild else pack_recent(r)
+                samples += (r.index, r.attempt, *tokens, ",".join(r.flags), left, r.answer, recent)
             # The file counts as settled up to its new length only when all parts are.
             last = len(counted) + len(part) == len(records) and all(counted)
             answers = _scripts.settle(
@@ -271,13 +277,23 @@ class Ledger(Processes):
             for part in parts(samples, _CALL)
         )
 
-    def reject(self, dataset: str, samples: Sequence[tuple[int, int, str]], *, rebuild: bool = False) -> list[bool]:
-        """End (index, attempt, reason) samples that get no record; answers which this call ended."""
+    def reject(
+        self,
+        dataset: str,
+        samples: Sequence[tuple[int, int, str]],
+        *,
+        turns_left: Mapping[int, int] | None = None,
+        rebuild: bool = False,
+    ) -> list[bool]:
+        """End (index, attempt, reason) samples that get no record; answers which this call ended.
+
+        `turns_left` says by index how many turns of a conversation end with it.
+        """
         ended: list[bool] = []
+        left = turns_left or {}
         for part in parts(samples, _CALL):
-            answers = _scripts.reject(
-                self.redis, _keys.keys_of(dataset), rebuild=rebuild, samples=[*itertools.chain(*part)]
-            )
+            rows = [value for one in part for value in (*one, left.get(one[0], 0))]
+            answers = _scripts.reject(self.redis, _keys.keys_of(dataset), rebuild=rebuild, samples=rows)
             ended += [answer == 1 for answer in answers]
         return ended
 
@@ -317,7 +333,7 @@ class Ledger(Processes):
         return self._queued(dataset, 1, before_ms, limit)
 
     def unsent(self, dataset: str, limit: int) -> list[int]:
-        """The next queued samples that are in no message: first those given back, then in the order of the source."""
+        """The next queued samples that are in no message: first those given back, then in the order they were fed."""
         return self._queued(dataset, "-inf", "(1", limit)
 
     def suspects(self, dataset: str) -> list[int]:
@@ -363,6 +379,7 @@ class Ledger(Processes):
         noted = cast("list[bytes]", self.redis.hkeys(_keys.SUSPECTS))
         if suspects := [name for name in noted if name.rpartition(b" ")[0] == leases]:
             self.redis.hdel(_keys.SUSPECTS, *suspects)
+        self.forget_prompts(dataset)
         self.redis.zrem(_keys.DATASETS, dataset)
         self.redis.delete(*_keys.dataset_keys(dataset))
 

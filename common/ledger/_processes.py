@@ -1,13 +1,15 @@
 """What is not of one dataset: the processes that live, the servers, and what these serve."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
 import redis
 
 from common.ledger import _keys, _scripts
+from common.ledger._events import KEPT_EVENTS, Event
+from common.ledger._overview import Overview, SampleState, read_overview, read_sample
 
 ServerChange = Literal["added", "drained"]
 # A process that was not heard of for so long is shown as silent, and its slots are not planned with.
@@ -37,6 +39,14 @@ class Processes:
             seen, _, facts = value.partition(b" ")
             known[name.decode()] = (int(seen), msgspec.json.decode(facts))
         return known
+
+    def overview(self, events: int) -> Overview:
+        """Every dataset, every process and the last `events` events, read at once."""
+        return read_overview(self.redis, events)
+
+    def sample(self, dataset: str, index: int) -> SampleState:
+        """What is known of one sample."""
+        return read_sample(self.redis, dataset, index)
 
     def live_workers(self) -> list[str]:
         """The workers that were heard of lately."""
@@ -75,3 +85,25 @@ class Processes:
         for counts in cast("list[bytes]", self.redis.hvals(_keys.FAILED_ATTEMPTS)):
             sums.update(msgspec.json.decode(counts, type=dict[str, int]))
         return dict(sums)
+
+    def add_event(self, event: Event) -> None:
+        """Keep `event` among the last 200; the file is written first (common/events.py: tell)."""
+        self._push_events([event])
+
+    def refill_events(self, events: Sequence[Event]) -> None:
+        """Put the end of the file, the newest last, in the place of what Redis has of it."""
+        self._push_events(events, anew=True)
+
+    def _push_events(self, events: Sequence[Event], *, anew: bool = False) -> None:
+        with self.redis.pipeline(transaction=True) as steps:
+            if anew:
+                steps.delete(_keys.EVENTS)
+            if events:
+                steps.rpush(_keys.EVENTS, *map(msgspec.json.encode, events))
+            steps.ltrim(_keys.EVENTS, -KEPT_EVENTS, -1)
+            steps.execute()
+
+    def events(self, n: int = KEPT_EVENTS) -> list[Event]:
+        """The last `n` that Redis has, the newest last."""
+        lines = cast("list[bytes]", self.redis.lrange(_keys.EVENTS, -n, -1)) if n > 0 else []
+        return [msgspec.json.decode(line, type=Event) for line in lines]

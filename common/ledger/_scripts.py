@@ -26,6 +26,11 @@ class Call(Protocol):
     def __call__(self, *arguments: Argument) -> Any: ...
 
 
+def text_of(name: str) -> str:
+    """The script scripts/<name>.lua."""
+    return (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+
+
 def header(text: str, word: str) -> list[str]:
     """The names on a script's `-- KEYS:` or `-- ARGV:` line; raises ValueError if it has none."""
     match = re.search(rf"^-- {word}:(.*)$", text, re.MULTILINE)
@@ -38,7 +43,7 @@ def _script(
     stub: Callable[Concatenate[Call, P], R],
 ) -> Callable[Concatenate[redis.Redis, Keys, P], R]:
     """Bind `stub` to scripts/<its name>.lua, after comparing its parameters with the script's header."""
-    text = (_FOLDER / f"{stub.__name__}.lua").read_text(encoding="utf-8")
+    text = text_of(stub.__name__)
     keys, arguments = header(text, "KEYS"), header(text, "ARGV")
     parameters = list(inspect.signature(stub).parameters)[1:]
     if parameters != arguments:
@@ -65,6 +70,18 @@ def register(call: Call, name: str, spec: str, cap_tokens: int, count: str, weig
 def feed(call: Call, before: str, after: str, ended: bool, rejected: int, rows: Sequence[Argument]) -> int:
     """Queue rows and move the cursor. Answers the samples queued, or -1 where the cursor is not `before`."""
     return int(call(before, after, int(ended), rejected, *rows))
+
+
+@_script
+def converse(call: Call, before: str, turns: Sequence[Argument]) -> int:
+    """Queue turns of conversations. Answers the samples queued, or -1 where the cursor is not `before`."""
+    return int(call(before, *turns))
+
+
+@_script
+def remember(call: Call, dataset: str, shared: bool, samples: Sequence[Argument]) -> list[str]:
+    """Note prompts of (index digest) pairs. Answers, a sample each, "dataset index" of the one that was fed first."""
+    return [_text(one) for one in call(dataset, int(shared), *samples)]
 
 
 @_script
@@ -96,7 +113,7 @@ def release(call: Call, failed: bool, samples: Sequence[int]) -> int:
 
 @_script
 def reject(call: Call, rebuild: bool, samples: Sequence[Argument]) -> list[int]:
-    """End samples of (index attempt reason) without a record. Answers 1 or 0 a sample."""
+    """End samples of (index attempt reason left) without a record. Answers 1 or 0 a sample."""
     return list(call(int(rebuild), *samples))
 
 
@@ -141,6 +158,19 @@ def progress(call: Call) -> list[Any]:
 def transition(call: Call, target: str, reason: str, sources: Sequence[str]) -> str:
     """Move to `target` from one of `sources`. Answers the state before."""
     return _text(call(target, reason, *sources))
+
+
+@_script
+def retune(call: Call, seen_cap_tokens: int, seen_weight: float, spec: str, cap_tokens: int, weight: float) -> str:
+    """Change cap and weight if they are as seen. Answers `moved`, `cancelled`, `reopened`, or the state."""
+    return _text(call(seen_cap_tokens, seen_weight, spec, cap_tokens, weight))
+
+
+@_script
+def cancel(call: Call, reason: str) -> tuple[str, int]:
+    """End a dataset for good. Answers the state before, and how many samples were withdrawn."""
+    state, withdrawn = call(reason)
+    return _text(state), int(withdrawn)
 
 
 @_script

@@ -22,7 +22,11 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What the ledger counts of one durable record."""
+    """What the ledger counts of one durable record.
+
+    Of a turn of a conversation `turns_left` are still to come; the next follows `answer` (common/turns.py), or none
+    does, and these are counted as stopped. None: it is no such turn, or what becomes of the others is known.
+    """
 
     index: int
     attempt: int
@@ -30,6 +34,35 @@ class Settled:
     completion_tokens: int
     cached_tokens: int
     flags: tuple[str, ...]
+    turns_left: int | None = None
+    answer: bytes = b""
+    clock: float = 0.0  # of its answer, in tokens; 0 where nobody told it
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """A turn of a conversation to be queued: the sample `index` follows the answer of the sample `follows`.
+
+    `follows` is None for the first turn of a row; `earlier` samples before it are of the same conversation.
+    `conversation` is what the turns after this one need, `prompt_tokens` is 0 unless the budget counts them.
+    """
+
+    index: int
+    payload: bytes
+    conversation: bytes
+    prompt_tokens: int = 0
+    follows: int | None = None
+    earlier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A conversation that ends with the answer of the sample `follows`: `turns` more are not made, for `reason`."""
+
+    follows: int
+    reason: str
+    turns: int
+    earlier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +79,10 @@ class DatasetState:
     """One dataset at one instant. Tokens are counts of accepted answers; `room` is the claims still allowed.
 
     `starts` counts all claims so far; of the `queued` samples, `sent` are in messages. `fed_bytes` is what the prompts
-    of all `fed` samples took in Redis.
+    of all `fed` samples took in Redis. `answers` wait to be followed by the next turn of their conversation, `resumed`
+    ones for their row to be read again before; `stopped` are turns that are not made, by reason. Of the `done` records
+    `uncounted` do not count against the cap, and their tokens are among the sums. The gates look at answers that were
+    claimed from `gates_since_ms` on; `recent` answers were ever put into their window.
     """
 
     name: str
@@ -79,11 +115,29 @@ class DatasetState:
     lengths: Mapping[int, int] = field(default_factory=dict)
     rejects: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, int] = field(default_factory=dict)
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    answers: int = 0
+    resumed: int = 0
+    uncounted: int = 0
+    uncounted_prompt_tokens: int = 0
+    uncounted_completion_tokens: int = 0
+    gates_since_ms: int = 0
+    recent: int = 0
 
     @property
     def spent_tokens(self) -> int:
-        """What counts against the cap: completion tokens, or all of them where `count` is total."""
-        return self.completion_tokens + (self.prompt_tokens if self.count == "total" else 0)
+        """What counts against the cap: completion tokens, or all of them where `count` is total.
+
+        Without those of records that a gate keeps from counting.
+        """
+        tokens = self.completion_tokens + (self.prompt_tokens if self.count == "total" else 0)
+        return tokens - self.uncounted_tokens
+
+    @property
+    def uncounted_tokens(self) -> int:
+        """What would count against the cap, too, if no gate kept it from that."""
+        prompts = self.uncounted_prompt_tokens if self.count == "total" else 0
+        return self.uncounted_completion_tokens + prompts
 
     def percentile(self, share: float) -> int:
         """The answer length that `share` of the answers do not exceed, within 8 %."""
@@ -101,7 +155,7 @@ def _pairs(flat: Sequence[bytes]) -> dict[str, int]:
 
 
 def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
-    now_ms, flat, queued, sent, in_flight, lengths, rejects, flags = reply
+    now_ms, flat, queued, sent, in_flight, lengths, rejects, flags, stopped, answers, resumed = reply
     fields = {key.decode(): value.decode() for key, value in parts(flat, 2)}
     number = {key: int(fields.get(key, "0")) for key in _NUMBERS}
     return DatasetState(
@@ -122,6 +176,9 @@ def state_of(name: str, reply: Sequence[Any]) -> DatasetState:
         lengths={int(bucket): n for bucket, n in _pairs(lengths).items()},
         rejects=_pairs(rejects),
         flags=_pairs(flags),
+        stopped=_pairs(stopped),
+        answers=answers,
+        resumed=resumed,
         **number,
     )
 
@@ -139,5 +196,10 @@ _NUMBERS = (
     "cached_tokens",
     "squared_tokens",
     "max_tokens",
+    "uncounted",
+    "uncounted_prompt_tokens",
+    "uncounted_completion_tokens",
+    "gates_since_ms",
+    "recent",
     "expired",
 )

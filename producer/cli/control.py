@@ -16,10 +16,13 @@ def control(config: Path | None) -> int:
     import signal
 
     from common.ledger import Ledger
+    from common.logs import log_to_stderr
     from common.parent import end_with_parent
     from common.settings import config_path, load_settings
     from producer.children import Child, stop_all
+    from producer.metrics import metrics_served
 
+    log_to_stderr()
     settings = load_settings(config)
     Ledger.connect(settings.redis_url).close()
     path = config_path(config)
@@ -35,11 +38,12 @@ def control(config: Path | None) -> int:
     end_with_parent()
     for child in children:
         child.start()
-    while not stop:
-        time.sleep(0.2)
-        for child in children:
-            child.look_after()
-    stop_all(children, 15)
+    with metrics_served(settings):
+        while not stop:
+            time.sleep(0.2)
+            for child in children:
+                child.look_after()
+        stop_all(children, 15)
     return 0
 
 
@@ -75,31 +79,45 @@ def feeder(config: Path | None) -> int:
     "--address", default="127.0.0.1", show_default=True, help="Where to listen; elsewhere a password is needed."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True, help="The port to listen on.")
+@click.option("--operate", is_flag=True, help="Allow what changes workers (grow, shrink, shut down); needs a password.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where Flower keeps what it has seen; by default <output>/.flower/state.",
+)
 @config_option
-def flower(address: str, port: int, config: Path | None) -> None:
-    """Flower, the web page on tasks and workers; on this machine alone unless told otherwise.
+def flower(address: str, port: int, operate: bool, state: Path | None, config: Path | None) -> None:
+    """Flower, the web page on tasks and workers; on this machine alone, and to look at, unless told otherwise.
 
-    Listening elsewhere needs TOKENMILL_FLOWER_BASIC_AUTH=user:password: whoever sees Flower can stop workers.
+    Its list of tasks shows dataset and rows, tokens, how the answers ended, and which server gave them. Listening
+    elsewhere, or --operate, needs TOKENMILL_FLOWER_BASIC_AUTH=user:password in the environment.
     """
     import sys
 
+    from common.durable import make_folder
     from common.errors import UsageError
     from common.ledger import Ledger
     from common.settings import config_path, load_settings
+    from producer import flowerconfig
 
     path = config_path(config)
     settings = load_settings(path)
     password = os.environ.get("TOKENMILL_FLOWER_BASIC_AUTH", "")
-    if address not in {"127.0.0.1", "::1", "localhost"} and not password:
-        raise UsageError(
-            f"Flower on {address} needs a password: set TOKENMILL_FLOWER_BASIC_AUTH=user:password, or keep to 127.0.0.1"
-        )
+    if not password and (operate or address not in {"127.0.0.1", "::1", "localhost"}):
+        asked = "--operate" if operate else f"Flower on {address}"
+        otherwise = "leave --operate out" if operate else "keep to 127.0.0.1"
+        raise UsageError(f"{asked} needs a password: set TOKENMILL_FLOWER_BASIC_AUTH=user:password, or {otherwise}")
     Ledger.connect(settings.redis_url).close()
+    kept = state or settings.output / ".flower" / "state"
+    make_folder(kept.parent)
     environment = os.environ | {"TOKENMILL_CONFIG": str(path)}
     if password:
-        environment["FLOWER_BASIC_AUTH"] = password
-    click.echo(f"Flower on http://{address}:{port}", err=True)
-    arguments = ["-A", "producer.app", "--quiet", "flower", f"--address={address}", f"--port={port}"]
+        environment["FLOWER_BASIC_AUTH"] = password  # not an argument: every process list would show it
+    click.echo(f"Flower on http://{address}:{port}{'' if operate else ', to look at alone'}", err=True)
+    arguments = ["-A", "producer.app", "--quiet", "flower", f"--conf={flowerconfig.__file__}"]
+    arguments += [f"--address={address}", f"--port={port}", f"--read_only={not operate}"]
+    arguments += ["--persistent=True", f"--db={kept.absolute()}", "--state_save_interval=30000"]
     os.execve(  # noqa: S606
         sys.executable, [sys.executable, "-m", "celery", *arguments], environment
     )

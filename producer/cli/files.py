@@ -1,4 +1,4 @@
-"""The commands that read what a run has written: verify, recover, export."""
+"""The commands that read what a run has written: verify, rejects, recover."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import click
 
 from common.errors import DataError, TokenmillError, UnavailableError, UsageError
 from common.options import HELP, config_option, json_option
+from producer.cli.chosen import chosen
 
 if TYPE_CHECKING:
     from common.ledger import Ledger
@@ -40,19 +41,24 @@ def verify(datasets: Sequence[str], config: Path | None, mend: bool, as_json: bo
     With --repair each file that has such lines is written anew without them, torn ones included, and kept as it was as
     FILE.before-repair-N; every other line stays as it is. The ledger is then counted anew from the files, so that
     `tokenmill run` makes the samples of those lines again.
+
+    The folder of an export in place of a DATASET: each of its files is checked against its manifest.json.
     """
     from common.settings import load_settings
 
+    if datasets and all(Path(name, "manifest.json").is_file() for name in datasets):
+        _verify_exports([Path(name) for name in datasets])
+        return
     settings = load_settings(config)
-    chosen = _chosen(settings, datasets)
+    names = chosen(settings, datasets)
     repaired: list[Repaired] = []
     if mend:
-        report, repaired = _repair(settings, chosen)
+        report, repaired = _repair(settings, names)
     else:
         from producer.verify import verify as verify_files
 
         with _ledger_if_reachable(settings) as ledger, _file_errors(settings.output):
-            report = verify_files(settings.output, chosen, ledger)
+            report = verify_files(settings.output, names, ledger)
     if as_json:
         import msgspec
 
@@ -68,7 +74,26 @@ def verify(datasets: Sequence[str], config: Path | None, mend: bool, as_json: bo
         )
 
 
-def _repair(settings: "Settings", chosen: Sequence[str]) -> "tuple[Report, list[Repaired]]":
+def _verify_exports(folders: Sequence[Path]) -> None:
+    from producer.export.manifest import differences, read_manifest
+
+    found: list[str] = []
+    for folder in folders:
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        wrong = [*differences(folder, manifest)]
+        rows = sum(split.rows for split in manifest.splits.values())
+        click.echo(
+            f"{folder}: {len(manifest.files)} files, {rows:,} rows, {'as written' if not wrong else 'NOT as written'}"
+        )
+        found += wrong
+    for sentence in found:
+        click.echo(sentence, err=True)
+    if found:
+        raise DataError(f"{len(found)} files are not as their manifest says")
+
+
+def _repair(settings: "Settings", names: Sequence[str]) -> "tuple[Report, list[Repaired]]":
     """Repair the files, then verify them; with the embedded Redis held, so that no run begins in between."""
     from common.ledger import Ledger
     from producer.embedded import owned
@@ -78,8 +103,8 @@ def _repair(settings: "Settings", chosen: Sequence[str]) -> "tuple[Report, list[
     with owned(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
         ledger = Ledger.connect(settings.redis_url)
         try:
-            repaired = repair(settings, ledger, chosen)
-            report = verify(settings.output, chosen, ledger)
+            repaired = repair(settings, ledger, names)
+            report = verify(settings.output, names, ledger)
         finally:
             ledger.close()
     report.repairs = [file for one in repaired for file in one.files]
@@ -119,6 +144,39 @@ def _print_report(report: "Report") -> None:
         )
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
+
+
+@click.command("rejects", context_settings=HELP, short_help="Which rows were rejected, and why.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@config_option
+@json_option
+def rejects(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
+    """Sum up the rejected rows of the DATASETs (by default all) by reason, with the first three of each.
+
+    An example shows the row's index in its source, its own id where it has one, and what was wrong with it. All of
+    them are in <output>/<dataset>/rejects.jsonl. Needs no Redis, and may run beside the run.
+    """
+    import msgspec
+
+    from common.settings import load_settings
+    from producer.rejected import rejected_rows
+
+    settings = load_settings(config)
+    with _file_errors(settings.output):
+        found = rejected_rows(settings.output, chosen(settings, datasets))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"datasets": found}), indent=2).decode())
+        return
+    for dataset in found:
+        click.echo(f"{dataset.name}: {dataset.rejected:,} rows rejected")
+        for one in dataset.reasons:
+            click.echo(f"  {one.reason}: {one.rows:,}" + (f" ({one.meaning})" if one.meaning else ""))
+            for row in one.examples:
+                named = "" if row.id is None else f", id {row.id!r}"
+                detail = "".join(one if one.isprintable() else " " for one in row.detail)  # it may quote the row
+                click.echo(f"    row {row.index}{named}: {detail}")
+        if dataset.faults:
+            click.echo(f"{dataset.name}: {dataset.faults:,} lines of its rejects.jsonl are none", err=True)
 
 
 @click.command("recover", context_settings=HELP, short_help="Build the ledger anew from the files of a run.")
@@ -165,72 +223,6 @@ def _print_recovered(done: "Recovered") -> None:
         )
     if done.state != "open":
         click.echo(f"{done.name}: is {done.state}, as before; `tokenmill resume {done.name}` opens it", err=True)
-
-
-@click.command("export", context_settings=HELP, short_help="Write training files with loss masks.")
-@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
-@config_option
-@click.option(
-    "--format", "layout", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, help="The kind of file."
-)
-@click.option(
-    "-o",
-    "--output",
-    "folder",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="The folder for the files: a new or an empty one.",
-)
-@click.option(
-    "--force", is_flag=True, help="Write into DIR although it is not empty; files of the same name are replaced."
-)
-def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Path, force: bool) -> None:
-    """Write DIR/<dataset>.jsonl for each DATASET (by default all) with one training row for each sample.
-
-    A row holds id, input_ids (prompt and answer), loss_mask (0 on the prompt, 1 on the answer with its end token),
-    dataset, index, finish_reason, truncated. SpecForge takes one file as data.prompts_path, speculators the folder.
-    Both cut rows beyond a length of their own: give them the length of the longest row, which is printed here.
-
-    Needs no Redis, and may run beside the run. Files get their names when they are complete.
-    """
-    from common.settings import load_settings
-    from producer.export import export as export_files
-
-    settings = load_settings(config)
-    chosen = _chosen(settings, datasets)
-    with _file_errors(folder):
-        done = export_files(settings.output, chosen, layout, folder, force=force)
-    for file in done:
-        click.echo(
-            f"{file.dataset}: {file.rows:,} rows, {file.trained_tokens:,} tokens to train on, "
-            f"longest row {file.longest:,} tokens -> {file.path}",
-            err=True,
-        )
-        if file.faults:
-            click.echo(
-                f"{file.dataset}: {file.faults:,} lines are no records and were left out; "
-                f"`tokenmill verify {file.dataset}` names them",
-                err=True,
-            )
-    for name in chosen:
-        if name not in {file.dataset for file in done}:
-            click.echo(f"{name}: no records yet, so no file", err=True)
-
-
-def _chosen(settings: "Settings", names: Sequence[str]) -> list[str]:
-    """The datasets named, or all that are configured; also one that left the configuration and still has its folder."""
-    from common.settings import DATASET_NAME
-
-    known = [dataset.name for dataset in settings.datasets]
-    for name in names:
-        on_disk = DATASET_NAME.fullmatch(name) and not name.startswith(".") and (settings.output / name).is_dir()
-        if name not in known and not on_disk:
-            raise UsageError(f"there is no dataset {name!r}; configured are {', '.join(known) or 'none'}")
-    chosen = list(dict.fromkeys(names or known))
-    if not chosen:
-        raise UsageError("the configuration has no [[datasets]]; add one, or name a dataset")
-    return chosen
 
 
 @contextlib.contextmanager

@@ -1,52 +1,79 @@
 """`enqueue` and `status`."""
 
+import itertools
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from common.options import HELP, accept_option, config_option, json_option
+from common.options import HELP, accept_option, config_option, force_option, json_option
 
 
 @click.command(context_settings=HELP)
 @click.argument("datasets", nargs=-1)
 @click.option("--cap", type=click.IntRange(min=1), help="Cap in tokens, in place of the configured one.")
 @click.option("--wait", is_flag=True, help="Stay, show progress, and leave when the datasets have ended.")
+@click.option("--dry-run", "dry", is_flag=True, help="Show what would be sent, and send nothing; needs no Redis.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: one JSON object on standard output.")
 @accept_option
+@force_option
 @config_option
-def enqueue(datasets: tuple[str, ...], cap: int | None, wait: bool, config: Path | None, accept_changes: bool) -> int:
+def enqueue(
+    datasets: tuple[str, ...],
+    cap: int | None,
+    wait: bool,
+    dry: bool,
+    as_json: bool,
+    config: Path | None,
+    accept_changes: bool,
+    force: bool,
+) -> int:
     """Register DATASETS (all that are configured, if none is named) and start feeding them.
 
     Workers and control must run for anything to happen: `tokenmill worker`, `tokenmill control`. Enqueueing a dataset
     again is safe: it takes over a changed cap, and answers no row twice.
+
+    A dry run looks at the first 300 rows of each dataset, and at some from all over a large one. It shows their
+    layouts, three prompts as the model would get them, with ⟦ ⟧ around every control token, how long prompts are, and
+    how many rows would be rejected and why.
     """
     from common.broker import make_celery
     from common.errors import UsageError
     from common.ledger import Ledger
     from common.settings import load_settings
     from producer.cli.facts import checked_facts
+    from producer.datasets.sample import detected
+    from producer.datasets.standard_input import source_of
     from producer.enqueue import ask_for_a_tick, choose, register
+    from producer.in_force import notes
     from producer.run import exit_code, restore_books, stderr_console, watch
     from producer.sources import follow_sources, refuse_replaced
 
     settings = load_settings(config)
     chosen = choose(settings, datasets, cap)
+    if as_json and not dry:
+        raise UsageError("--json goes with --dry-run; `tokenmill status --json` tells what a job is doing")
+    if dry:
+        from producer.cli.dry_run import show
+
+        return show(settings, chosen, as_json=as_json)
     if settings.embedded:
         raise UsageError('enqueue needs a shared Redis; with redis = "embedded" use `tokenmill run`')
     if not accept_changes:
         refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
-    facts = checked_facts(settings, chosen, accept_changes=accept_changes)
-    for note in follow_sources(settings, ledger, chosen):
+    facts = checked_facts(settings, chosen, accept_changes=accept_changes, force=force)
+    for note in itertools.chain(follow_sources(settings, ledger, chosen), notes(settings, chosen)):
         click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)
     for done in recovered:
         click.echo(
             f"{done.name}: {done.records:,} records found on disk, the ledger was built anew from them", err=True
         )
-    for name, state in states.items():
-        click.echo(f"{name}: {state}", err=True)
+    for one in chosen:
+        layouts = detected(source_of(settings.output, one), one)
+        click.echo(f"{one.name}: {states[one.name]}, {layouts}", err=True)
     ask_for_a_tick(make_celery("tokenmill", settings))
     if not wait:
         return 0
@@ -68,7 +95,8 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
     """What every dataset, worker and server is doing, once.
 
     States: open (being fed and answered), closing (its cap is near, answers in flight are awaited), capped, exhausted
-    (its source has ended), paused, halted (something was wrong with the answers), failed (its source cannot be read).
+    (its source has ended), paused, cancelled, halted (something was wrong with the answers), failed (its source cannot
+    be read).
     """
     import msgspec
     from rich.console import Console
@@ -90,7 +118,7 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
                 sys.stdout.buffer.write(msgspec.json.encode(seen) + b"\n")
                 sys.stdout.flush()
             else:
-                Console().print(display.table(seen))
+                Console().print(display.Page(seen))
             if not follow:
                 return 0
             time.sleep(2)

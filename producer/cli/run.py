@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.options import HELP, accept_option, config_option
+from common.options import HELP, accept_option, config_option, force_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @accept_option
+@force_option
 @config_option
-def run(config: Path | None, accept_changes: bool) -> int:
+def run(config: Path | None, accept_changes: bool, force: bool) -> int:
     """The whole job on one machine: until every dataset has reached its cap or its source has ended.
 
     Run it again to resume, after Ctrl-C, a crash or a power cut: nothing that was written is made a second time. To go
@@ -26,7 +27,7 @@ def run(config: Path | None, accept_changes: bool) -> int:
     from common.settings import config_path
     from producer.run import stderr_console
 
-    return _run(config_path(config), stderr_console(), accept_changes=accept_changes)
+    return _run(config_path(config), stderr_console(), accept_changes=accept_changes, force=force)
 
 
 @click.command(context_settings=HELP)
@@ -63,14 +64,15 @@ def demo(output: Path) -> int:
             "\nnext:\n"
             f"  tokenmill verify -c {shown}   every line checked, and the ledger against the files\n"
             f"  tokenmill status -c {shown}   the same figures again\n"
-            f"  tokenmill export -c {shown} --format jsonl -o DIR   training files with loss masks\n"
+            f"  tokenmill show tools -c {shown}   the last answer, decoded\n"
+            f"  tokenmill export -c {shown} --format ids -o DIR   training files with loss masks\n"
             "For a real job see README.md: write tokenmill.toml, then `tokenmill run`.",
             err=True,
         )
     return code
 
 
-def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> int:
+def _run(config: Path, console: "Console", *, accept_changes: bool = False, force: bool = False) -> int:
     from common.ledger import Ledger
     from common.settings import load_settings
     from producer.cli.facts import checked_facts
@@ -85,7 +87,7 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False) -> i
         refuse_replaced(settings.output, datasets)
     if not settings.embedded:
         Ledger.connect(settings.redis_url).close()
-    facts = checked_facts(settings, datasets, accept_changes=accept_changes)
+    facts = checked_facts(settings, datasets, accept_changes=accept_changes, force=force)
     last, interrupted = run_job(settings, config, datasets, facts, console)
     _summary(last, settings.output, console)
     if interrupted:
@@ -97,7 +99,7 @@ def _summary(last: "Mapping[str, Any]", output: Path, console: "Console") -> Non
     from producer import display
 
     if last:
-        console.print(display.table(last))
+        console.print(display.Datasets(last))
         for line in display.rejects(last):
             click.echo(f"{line}; each with its index: {_shown(output)}/<dataset>/rejects.jsonl", err=True)
     click.echo(f"files: {_shown(output)}/<dataset>/*.jsonl, {_shown(output)}/run.json", err=True)

@@ -65,8 +65,9 @@ def add(url: str, config: Path | None) -> int:
 
     settings = load_settings(config)
     facts, warnings = load("workers.sglang.preflight:preflight")([address(url)], settings.api_key_of)
+    warnings += load("workers.doctor.start:look_before")(facts[0], settings)
     add_server(settings, facts[0], load("workers.sglang.preflight:refuse_other_model"))
-    for warning in warnings:
+    for warning in dict.fromkeys(warnings):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{facts[0].url}: added; workers take it within seconds", err=True)
     return 0

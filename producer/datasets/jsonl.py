@@ -1,47 +1,43 @@
-"""Reads a JSONL source from a cursor on: lines are split at newlines alone, a blank line is no row."""
+"""JSON lines: split at newlines alone, a blank line is no row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
+from producer.datasets.compressed import Text
+from producer.datasets.cursor import Cursor, Row, too_long
 
-_BOM = b"\xef\xbb\xbf"
-
-
-class Cursor(msgspec.Struct, frozen=True):
-    """Where the next row begins: its index, and its byte in the file."""
-
-    index: int = 0
-    offset: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> "Cursor":
-        """The cursor as the ledger keeps it; an empty text is the start."""
-        return msgspec.json.decode(text, type=cls) if text else cls()
-
-    def text(self) -> str:
-        """As the ledger keeps it."""
-        return msgspec.json.encode(self).decode()
+BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the source, and the cursor behind it."""
+def lines(chunks: Iterator[bytes], offset: int, limit: int) -> Iterator[tuple[bytes | None, int]]:
+    """Each line, with its newline if it has one, and the byte behind it; None for a line of more than `limit` bytes."""
+    kept: list[bytes] = []  # of the line that is not complete
+    held = 0  # its bytes, those that were let go included
+    for chunk in chunks:
+        start = 0
+        while (end := chunk.find(b"\n", start) + 1) > 0:
+            size = held + end - start
+            offset += size
+            piece = chunk[start:end]
+            yield (None if size > limit else b"".join((*kept, piece)) if held else piece), offset
+            kept.clear()
+            held, start = 0, end
+        held += len(chunk) - start
+        if held > limit:
+            kept.clear()
+        elif start < len(chunk):
+            kept.append(chunk[start:])
+    if held:
+        yield (None if held > limit else b"".join(kept)), offset + held
 
-    index: int
-    line: bytes
-    after: Cursor
 
-
-def read_rows(path: Path, start: Cursor) -> Iterator[Row]:
-    """The rows from `start` on, read as they are asked for; raises OSError."""
-    index, offset = start.index, start.offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        for raw in file:
-            line = (raw if offset else raw.removeprefix(_BOM)).strip()
-            offset += len(raw)
-            if line:
-                yield Row(index, line, Cursor(index + 1, offset))
-                index += 1
+def rows(text: Text, start: Cursor, limit: int) -> Iterator[Row]:
+    """The rows of `text` from `start` on. Raises OSError, DataError."""
+    at, first = start, start.offset == 0
+    for line, end in lines(text.chunks(start.offset), start.offset, limit):
+        if line is None:
+            at = at.behind(end)
+            yield Row(at.index - 1, too_long(limit), at, limit)
+        elif value := (line.removeprefix(BOM) if first else line).strip():
+            at = at.behind(end)
+            yield Row(at.index - 1, value, at, len(value))
+        first = False

@@ -6,139 +6,120 @@ from typing import Any
 
 import msgspec
 
-from common.segments import NOT_JSON
-from common.settings import DatasetSettings
+from common.sections import ColumnSettings, DatasetSettings
+from producer.datasets.cursor import BadLine
+from producer.datasets.layouts.calls import Message
+from producer.datasets.layouts.catalog import MESSAGE_LIST, Asked, find, layout_name, read_list
+from producer.datasets.layouts.cuts import cut
+from producer.datasets.layouts.ids import ready_ids
+from producer.datasets.layouts.tools import Tool, read_tools
+from producer.datasets.layouts.turns import Media, read_turns
+from producer.datasets.reasons import NOT_JSON, REASONS, BadRow, quoted
 
-# Every reason for which a row is rejected before it is sent, with what it means.
-REASONS = {
-    "not_json": "the line is not a JSON object",
-    "no_prompt": "the row has none of messages, conversations, input_ids, or the column that prompt_column names",
-    "bad_messages": "the messages are not a list of turns with a known role and content",
-    "no_user_turn": "no user or tool turn to answer is left once the final assistant turns are cut off",
-    "bad_tools": "the tools are not a list of JSON objects",
-    "bad_input_ids": "input_ids is not a list of whole numbers with at least one in it",
-    "id_out_of_range": "an id is outside the model's vocabulary; it would kill the server",
-    "template_error": "the chat template cannot render the messages",
-    "too_long": "the prompt and max_new_tokens together exceed the model's context",
-}
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_ANSWERED = frozenset({"user", "tool"})
-_MESSAGE_COLUMNS = ("messages", "conversations")
+__all__ = ["REASONS", "BadRow", "Prompt", "convert", "layout_of"]
+
 _ID_COLUMNS = ("id", "prompt_id", "uuid", "task_id", "question_id")
 _LABEL_COLUMNS = ("source", "category", "language", "domain", "difficulty")
-# A detail may quote the row, and a row may be a megabyte long.
-_DETAIL_CHARACTERS = 500
-
-
-class BadRow(Exception):
-    """A row that cannot become a prompt; `reason` is a key of REASONS."""
-
-    def __init__(self, reason: str, detail: str = "", row_id: Any = None) -> None:
-        self.reason = reason
-        self.detail = (detail or REASONS[reason])[:_DETAIL_CHARACTERS]
-        super().__init__(f"{reason}: {self.detail}")
-        self.row_id = row_id
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a row asks: a conversation, or the ids that stand for one; and the row's own id and labels."""
+    """What a row asks: a conversation, or the ids that stand for one; and the row's own id and labels.
+
+    Where every turn of a conversation is made anew, this is number `turn`, counted from 0, of `turns`.
+    """
 
     meta: Mapping[str, Any]
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] | None = None
     input_ids: Sequence[int] | None = None
+    turn: int | None = None
+    turns: int | None = None
 
 
-def convert(line: bytes, dataset: DatasetSettings) -> Prompt:
-    """The prompt of one line; raises BadRow."""
+def convert(value: Any, dataset: DatasetSettings, *, whole: bool = False) -> Prompt:
+    """The prompt of one row, cut as `dataset.turns` says; raises BadRow and nothing else.
+
+    `value` is a line (bytes), a row that a library has decoded (an object or a list), or a BadLine of a container.
+    `whole` leaves a conversation uncut, for those who cut it by `answered_turns`; it has an answer to ask for.
+    """
+    row = _decoded(value)
+    meta = _meta(row, dataset.meta) if isinstance(row, dict) else {}
     try:
-        row = msgspec.json.decode(line)
-    except NOT_JSON as error:
-        raise BadRow("not_json", f"the line is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise BadRow("not_json")
-    meta = _meta(row, dataset.meta)
-    try:
-        return _prompt(row, dataset, meta)
+        asked = _asked(row, dataset)
+        if not isinstance(asked, Asked):
+            return Prompt(meta, input_ids=asked)
+        return Prompt(meta, *_conversation(asked, row if isinstance(row, dict) else {}, dataset, whole=whole))
     except BadRow as bad:
         bad.row_id = meta.get("id")
         raise
 
 
-def _prompt(row: Mapping[str, Any], dataset: DatasetSettings, meta: Mapping[str, Any]) -> Prompt:
-    if dataset.prompt_column is not None or dataset.format == "text":
-        column = dataset.prompt_column or "prompt"
-        text = row.get(column)
-        if not isinstance(text, str) or not text.strip():
-            raise BadRow("no_prompt", f"the column {column!r} holds no text")
-        return Prompt(meta, messages=[{"role": "user", "content": text}])
-    if dataset.format == "input_ids" or (dataset.format == "auto" and "input_ids" in row):
-        return Prompt(meta, input_ids=_ids(row.get("input_ids")))
-    column = next((name for name in _MESSAGE_COLUMNS if name in row), "")
-    if not column:
-        raise BadRow("no_prompt")
-    return Prompt(meta, messages=_turns(row[column]), tools=_tools(row.get("tools")))
-
-
-def _ids(value: Any) -> Sequence[int]:
+def layout_of(value: Any, dataset: DatasetSettings) -> str:
+    """The layout by which a row of `dataset` is read, or "none"."""
     try:
-        ids = msgspec.convert(value, list[int])  # refuses true and 1.0; 9 us for 1,000 ids, a Python loop takes 35
-    except msgspec.ValidationError:
-        raise BadRow("bad_input_ids") from None
-    if not ids:
-        raise BadRow("bad_input_ids")
-    return ids
+        row = _decoded(value)
+        if isinstance(row, list):
+            return layout_name(row)
+        return find(_mapped(row, dataset.columns), dataset.format).name
+    except BadRow:
+        return "none"
 
 
-def _turns(value: Any) -> Sequence[Mapping[str, Any]]:
-    """The turns up to the last user or tool turn: a final assistant turn is someone else's answer."""
-    if not isinstance(value, list) or not value:
-        raise BadRow("bad_messages")
-    for number, turn in enumerate(value):
-        _check_turn(number, turn)
-    last = max((number for number, turn in enumerate(value) if turn["role"] in _ANSWERED), default=-1)
-    if last < 0:
-        raise BadRow("no_user_turn")
-    content = value[last]["content"]
-    if value[last]["role"] == "user" and isinstance(content, str) and not content.strip():
-        raise BadRow("bad_messages", f"turn {last} (user) asks with a blank text")
-    return value[: last + 1]
-
-
-def _check_turn(number: int, turn: Any) -> None:
-    """A template does not complain about most of these; it renders a system turn, or nothing."""
-    if not isinstance(turn, dict):
-        raise BadRow("bad_messages", f"turn {number} is not an object")
-    role, content = turn.get("role"), turn.get("content")
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRow("bad_messages", f"turn {number} has the role {role!r}; known are {', '.join(sorted(ROLES))}")
-    if isinstance(content, str):
-        return
-    if isinstance(content, list):
-        texts = all(
-            isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            for part in content
-        )
-        if texts:
-            return
-        raise BadRow("bad_messages", f"turn {number} has content parts that are no text")
-    if content is None and role == "assistant" and turn.get("tool_calls"):
-        return
-    raise BadRow("bad_messages", f"turn {number} ({role}) has no text")
-
-
-def _tools(value: Any) -> Sequence[Mapping[str, Any]] | None:
-    if isinstance(value, str):
+def _decoded(value: Any) -> dict[str, Any] | list[Any]:
+    if isinstance(value, BadLine):
+        raise BadRow(value.reason, value.detail)
+    row = value
+    if isinstance(value, bytes):
         try:
-            value = msgspec.json.decode(value) if value.strip() else None
-        except NOT_JSON:
-            raise BadRow("bad_tools", "tools is a text that is not JSON") from None
-    if not value:
-        return None
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise BadRow("bad_tools")
-    return value
+            row = msgspec.json.decode(value)
+        except NOT_JSON as error:
+            raise BadRow("not_json", f"the line is not JSON: {error}") from None
+    if not isinstance(row, dict | list):
+        raise BadRow("not_json", f"the row is {quoted(row)}; it must be an object or a list of messages")
+    return row
+
+
+def _asked(row: dict[str, Any] | list[Any], dataset: DatasetSettings) -> Asked | Sequence[int]:
+    """What the row asks, as it stands in the row, or the ids that do."""
+    if isinstance(row, list):
+        if dataset.format not in {"auto", MESSAGE_LIST} or dataset.columns.asks:
+            raise BadRow("no_prompt", "the row is a list, and the configuration says that it has columns")
+        return read_list(row)
+    if dataset.columns.model_fields_set:
+        row = _mapped(row, dataset.columns)
+    layout = find(row, dataset.format)
+    return ready_ids(row, dataset.turns) if layout.name == "input_ids" else layout.read(row)
+
+
+def _mapped(row: dict[str, Any], columns: ColumnSettings) -> dict[str, Any]:
+    """The row with the columns that the configuration names; where one of these is the prompt, no other counts."""
+    mapped = {ours: row[theirs] for ours, theirs in columns if theirs is not None and theirs in row}
+    if not columns.asks:
+        return row | mapped
+    if not columns.asks & mapped.keys():
+        raise BadRow("no_prompt", "the row has none of the columns that the configuration names")
+    return mapped
+
+
+def _conversation(
+    asked: Asked, row: Mapping[str, Any], dataset: DatasetSettings, *, whole: bool
+) -> tuple[list[Message], list[Tool] | None]:
+    """The messages up to the turn that asks, and the tools. What follows that turn is not even read."""
+    roles = [turn.role for turn in asked.turns]
+    end = cut(roles, "first" if asked.unanswered else dataset.turns)
+    if end == 0:
+        raise BadRow("no_user_turn")
+    media = Media(row, drop=dataset.drop_media)
+    messages = read_turns(asked.turns if whole else asked.turns[:end], media)
+    if not whole and messages[-1]["role"] == "user" and not messages[-1]["content"].strip():
+        if media.dropped:
+            raise BadRow("not_text", f"no text is left in turn {end - 1} (user), which asks")
+        raise BadRow("bad_messages", f"turn {end - 1} (user) asks with a blank text")
+    system = asked.system or dataset.system
+    if system and not any(turn["role"] == "system" and turn["content"].strip() for turn in messages):
+        messages = [{"role": "system", "content": system}, *(turn for turn in messages if turn["role"] != "system")]
+    return messages, read_tools(asked.tools)
 
 
 def _meta(row: Mapping[str, Any], columns: Sequence[str] | None) -> dict[str, Any]:

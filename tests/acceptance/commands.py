@@ -19,13 +19,16 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return kept | {"HOME": str(home), "COLUMNS": "80"} | more
 
 
-def tokenmill(*arguments: str | Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in `folder`; `more` is added to its environment."""
+def tokenmill(
+    *arguments: str | Path, folder: Path, piped: str | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in `folder`; `piped` is its standard input, `more` is added to its environment."""
     return subprocess.run(
         [*TOKENMILL, *map(str, arguments)],
         cwd=folder,
         env=environment(folder, **more),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if piped is None else None,
+        input=piped,
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_SECONDS,

@@ -176,13 +176,18 @@ def test_no_datasets_to_look_at(bad: Bad, command: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "enqueue"])
 @pytest.mark.parametrize("is_folder", [False, True], ids=["missing", "a folder"])
-def test_a_source_that_is_no_file(bad: Bad, command: str, is_folder: bool) -> None:
+def test_a_source_that_has_no_file(bad: Bad, command: str, is_folder: bool) -> None:
     bad.configure(redis="redis://127.0.0.1:1")
     source = bad.folder / "a.jsonl"
     source.unlink()
     if is_folder:
         source.mkdir()
-    bad.assert_refused(command, code=2, says=[f"the source of dataset A, {source}, is not a file; correct its path"])
+    says = (
+        f"the source of dataset A cannot be read: {source} has no file of rows"
+        if is_folder
+        else f"the source of dataset A, {source}, is not a file; correct its path"
+    )
+    bad.assert_refused(command, code=2, says=[says])
 
 
 # The command line
@@ -208,7 +213,7 @@ def test_a_cap_that_is_none(bad: Bad, cap: str) -> None:
         (["--zzz"], ["'--zzz'", "`tokenmill --help`"]),
         (["run", "--zzz"], ["'--zzz'", "`tokenmill run --help`"]),
         (["run", "extra"], ["extra", "`tokenmill run --help`"]),
-        (["export"], ["'-o'", "`tokenmill export --help`"]),
+        (["export", "--cap", "much", "-o", "x"], ["--cap", "`tokenmill export --help`"]),
         (["export", "-o", "x", "--format", "csv"], ["--format", "'csv'"]),
         (["worker", "--concurrency", "0"], ["--concurrency", "`tokenmill worker --help`"]),
         (["worker", "--name", "a/b"], ["'a/b' cannot be a worker's name"]),
@@ -315,7 +320,7 @@ def test_bad_rows_are_rejects_and_cost_nothing_else(bad: Bad, server: str) -> No
     rows = [
         {"input_ids": [5, 6]},
         {"input_ids": [5, 4096]},
-        {"question": "x"},
+        {"text": "x"},
         {"input_ids": [7] * 140_000},
         {"messages": [{"role": "user", "content": "Wie groß?"}]},
     ]

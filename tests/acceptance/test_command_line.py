@@ -17,20 +17,33 @@ COMMANDS = [
     "run",
     "enqueue",
     "status",
+    "top",
+    "show",
+    "pause",
+    "resume",
+    "cap",
+    "weight",
+    "cancel",
+    "workers",
     "servers",
     "worker",
     "control",
     "flower",
     "doctor",
+    "plan",
     "verify",
+    "rejects",
     "recover",
     "export",
+    "report",
+    "audit",
+    "reconstruct",
     "simulate",
 ]
 # In this version, and not in the design.
-BEYOND = {"servers"}
+BEYOND = {"servers", "rejects", "weight", "report", "reconstruct"}
 # In the design, and not in this version yet.
-LATER = {"workers", "pause", "resume", "cap", "cancel", "top", "show", "plan", "audit"}
+LATER: set[str] = set()
 
 
 def command(name: str) -> click.Command:
@@ -107,7 +120,9 @@ def test_every_command_explains_itself(name: str, option: str) -> None:
 def test_help_is_whole_sentences(name: str) -> None:
     explained = command(name)
     assert explained.help
-    paragraphs = [" ".join(part.split()) for part in explained.help.split("\n\n")]
+    # A table stands behind a \b, which keeps its lines.
+    prose = (part for part in explained.help.split("\n\n") if not part.strip(" ").startswith("\b"))
+    paragraphs = [" ".join(part.split()) for part in prose]
     texts = [*paragraphs, *(_option_help(one) for one in explained.params if isinstance(one, click.Option))]
     for text in texts:
         assert text[0].isupper(), text

@@ -60,7 +60,7 @@ def test_it_ends_well_and_shows_a_summary(demo: Demo) -> None:
     assert demo.stdout == ""
     assert "Traceback" not in demo.stderr
     lines = demo.stderr.splitlines()
-    (head,) = [at for at, line in enumerate(lines) if line.startswith("dataset ")]
+    head, _ = [at for at, line in enumerate(lines) if line.startswith("dataset ")]
     summary = {line.split()[0]: line.split()[1] for line in lines[head + 1 : head + 5]}
     assert set(summary) == {*DATASETS, "all"}
     assert all(summary[name] in {"capped", "exhausted"} for name in DATASETS)
@@ -70,7 +70,8 @@ def test_it_ends_well_and_shows_a_summary(demo: Demo) -> None:
 
 
 def test_files_ledger_and_export_have_the_same_counts(demo: Demo, tmp_path: Path) -> None:
-    demo.run("export", "-c", demo.config, "--format", "jsonl", "-o", str(tmp_path / "files"))
+    demo.run("export", "-c", demo.config, "--format", "ids", "-o", str(tmp_path / "files"))
+    written = [json.loads(line) for line in (tmp_path / "files/ids/train.jsonl").read_bytes().splitlines()]
     report = json.loads(demo.run("verify", "-c", demo.config, "--json"))
     assert report["ledger_compared"]
     assert (report["faults"], report["differences"]) == ([], [])
@@ -87,7 +88,7 @@ def test_files_ledger_and_export_have_the_same_counts(demo: Demo, tmp_path: Path
         # A capped dataset is at its cap, give or take the answers in flight; one that is exhausted has not reached it.
         share = answered / CAPS[name]
         assert 0.7 < share < 1.4 if state["state"] == "capped" else share < 1.4
-        rows = [json.loads(line) for line in (tmp_path / "files" / f"{name}.jsonl").read_bytes().splitlines()]
+        rows = [row for row in written if row["dataset"] == name]
         assert {row["index"] for row in rows} == {record.index for record in kept}
         assert sum(sum(row["loss_mask"]) for row in rows) == answered
         assert sum(len(row["input_ids"]) for row in rows) == asked + answered
@@ -97,10 +98,10 @@ def test_files_ledger_and_export_have_the_same_counts(demo: Demo, tmp_path: Path
 def test_the_commands_it_names_work_as_they_stand(demo: Demo, tmp_path: Path) -> None:
     named = [line.partition("   ")[0] for line in demo.stderr.partition("\nnext:\n")[2].splitlines()]
     commands = [shlex.split(line) for line in (words.strip() for words in named) if line.startswith("tokenmill ")]
-    assert [command[1] for command in commands] == ["verify", "status", "export"]
+    assert [command[1] for command in commands] == ["verify", "status", "show", "export"]
     for _, *arguments in commands:
         demo.run(*(str(tmp_path / "files") if word == "DIR" else word for word in arguments))
-    assert {path.name for path in (tmp_path / "files").iterdir()} == {f"{name}.jsonl" for name in DATASETS}
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {"ids", "manifest.json", "token_counts.json"}
 
 
 def test_recover_builds_the_same_ledger_from_the_files(demo: Demo) -> None:

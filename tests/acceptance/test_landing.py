@@ -27,6 +27,7 @@ def configure(folder: Path, server: str) -> None:
     lengths = random.Random(5)
     config = (
         f'output = "out"\nredis = "embedded"\n[server]\nurls = ["{server}"]\n'
+        '[gates]\naction = "none"\n'
         f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = {LONGEST}\n{PACE}'
     )
     for name, (between, count) in DATASETS.items():

@@ -54,8 +54,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, simulate: Simulate) -> Run:
     )
     (folder / "tokenmill.toml").write_text(
         f'output = "out"\n[server]\nurls = ["{simulate(*KIMI, *PACE)}"]\n[tokenizer]\npath = "{TOKENIZER}"\n'
+        '[gates]\naction = "none"\n'
         "[sampling]\nmax_new_tokens = 600\n"
-        f'[[datasets]]\nname = "gsm8k"\npath = "{GSM8K}"\nprompt_column = "question"\n'
+        f'[[datasets]]\nname = "gsm8k"\npath = "{GSM8K}"\ncolumns.prompt = "question"\n'
         '[[datasets]]\nname = "torchspec"\npath = "torchspec.jsonl"\n'
     )
     done = tokenmill("run", folder=folder)
@@ -111,7 +112,7 @@ def test_every_record_is_a_prompt_to_think_and_a_whole_answer(run: Run, dataset:
             assert record.output_ids[-1] == END
             assert record.output_ids.count(END_THINK) == 1
         else:
-            assert (record.finish_reason, record.flags) == ("length", ["truncated"])
+            assert (record.finish_reason, record.flags[0]) == ("length", "truncated")
             assert len(record.output_ids) == 600
 
 

@@ -28,6 +28,7 @@ class Job:
         self.write(range(ROWS))
         (self.folder / "tokenmill.toml").write_text(
             f'output = "out"\nredis = "embedded"\n[server]\nurls = ["{server}"]\n'
+            '[gates]\naction = "none"\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 64\n'
             "[worker]\nconcurrency = 8\n"
             '[[datasets]]\nname = "A"\npath = "a.jsonl"\n'

@@ -32,6 +32,7 @@ class Site:
             (folder / f"{name}.jsonl").write_text("\n".join(lines))
         (folder / "tokenmill.toml").write_text(
             f'output = "out"\nredis = "{redis_url}"\n[server]\nurls = ["{server}"]\n'
+            '[gates]\naction = "none"\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 128\n'
             "[worker]\nconcurrency = 8\n"
             '[[datasets]]\nname = "A"\npath = "A.jsonl"\ncap_tokens = 2000\n'
@@ -81,7 +82,7 @@ def site(tmp_path: Path, valkey: str, ledger: Ledger, simulate: Simulate) -> Ite
 def test_jobs_are_enqueued_while_control_and_worker_run(site: Site) -> None:
     done = site.command("enqueue", "A", "A", "--wait")
     assert done.stdout == ""
-    assert "A: new" in done.stderr.splitlines()
+    assert "A: new, layout input_ids" in done.stderr.splitlines()
     first = site.datasets()
     assert set(first) == {"A"}
     assert first["A"]["state"] == "capped"
@@ -89,8 +90,8 @@ def test_jobs_are_enqueued_while_control_and_worker_run(site: Site) -> None:
 
     # A cap from the command line, above the one in the file; and a second dataset.
     done = site.command("enqueue", "A", "--cap", "4000", "--wait")
-    assert "A: reopened" in done.stderr.splitlines()
-    assert "B: new" in site.command("enqueue", "B", "--wait").stderr.splitlines()
+    assert "A: reopened, layout input_ids" in done.stderr.splitlines()
+    assert "B: new, layout input_ids" in site.command("enqueue", "B", "--wait").stderr.splitlines()
     # A worker tells of itself every 2 s.
     wait_until("the worker has nothing in flight", lambda: site.status()["workers"][0]["in_flight"] == 0)
     seen = site.status()

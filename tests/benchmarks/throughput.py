@@ -38,6 +38,8 @@ urls = ["{url}"]
 [tokenizer]
 path = "{repo}/examples/tokenizer"
 vocab_size = {vocab_size}
+[gates]
+action = "none"
 [sampling]
 max_new_tokens = {max_new_tokens}
 temperature = 1.0

@@ -49,6 +49,8 @@ SIMULATOR = (
     "0.5",
 )
 LATENCY = ("--latency-mean", "0.2", "--latency-cv", "1")
+# Short answers by which the start of a job tries a server that it has; they are in no segment.
+TRIED = 2
 # How soon a worker's samples must come back where nothing else is said.
 LEASE_SECONDS = 3.0
 
@@ -160,6 +162,7 @@ class Job:
         self.config.write_text(
             f'output = "out"\n[server]\nurls = [{urls}]\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n'
+            '[gates]\naction = "none"\n'
             f"[sampling]\nmax_new_tokens = 256\n[worker]\n{worker}\n[run]\nallowed_failures = {allowed_failures}\n"
             f'[[datasets]]\nname = "{DATASET}"\npath = "rows.jsonl"\n{cap}\n'
         )

@@ -40,7 +40,7 @@ def in_flight_of(job: Job, pid: int) -> set[int]:
 
 def done(job: Job) -> set[int]:
     with redis.Redis(unix_socket_path=str(job.settings.redis_socket)) as client:
-        return Ledger(client).done_among(DATASET, 0, len(job.rows))
+        return Ledger(client).done_among(DATASET, range(len(job.rows)))
 
 
 def test_a_worker_that_comes_back_after_its_leases_went_to_another(make_job: Make) -> None:

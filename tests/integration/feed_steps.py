@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from common.broker import CONTROL_QUEUE, GENERATE_QUEUE, make_celery, waiting_messages
-from common.ledger import DatasetState, Ledger
+from common.ledger import DatasetState, Ledger, Settled
 from common.ledger._keys import keys_of
 from common.payload import Packer
 from common.settings import Settings, load_settings
+from producer.enqueue import register
 from producer.feed import Feeder
+from producer.sources import follow_sources, refuse_replaced
 from tests.conftest import REPO
+from tests.lines import record_line, write_segment
 
 TOKENIZER = REPO / "examples" / "tokenizer"
 VOCAB_SIZE = 4096
@@ -20,6 +23,9 @@ MAX_NEW_TOKENS = 64
 # Any source that is read beyond what is wanted has rejects.
 BAD = "x"
 Row = dict[str, Any] | str
+FACTS = dict.fromkeys(
+    ("model_path", "weight_version", "tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params")
+)
 
 
 class Feed:
@@ -87,6 +93,12 @@ class Feed:
         assert isinstance(packed, bytes)
         return dict(Packer().unpack(packed).meta)
 
+    def max_new_tokens(self, index: int) -> int | None:
+        """What the sample asks for, where it is less than its dataset's."""
+        packed = self.ledger.redis.hget(keys_of("A").payloads, str(index))
+        assert isinstance(packed, bytes)
+        return Packer().unpack(packed).max_new_tokens
+
     def messages(self) -> list[tuple[str, list[int]]]:
         """The messages sent and not yet taken, oldest first."""
         raw = cast("list[bytes]", self.ledger.redis.lrange(GENERATE_QUEUE, 0, -1))
@@ -108,3 +120,30 @@ def ids(*values: int, **more: Any) -> Row:
 
 def numbered(rows: int) -> list[Row]:
     return [ids(index % 4000, 7) for index in range(rows)]
+
+
+def begin(feed: Feed, *, accept: bool = False) -> list[str]:
+    """What `run` and `enqueue` do with the sources, and then with the ledger; answers what they say of the sources."""
+    if not accept:
+        refuse_replaced(feed.output, feed.settings.datasets)
+    notes = list(follow_sources(feed.settings, feed.ledger, feed.settings.datasets))
+    register(feed.settings, feed.ledger, feed.settings.datasets, FACTS)
+    feed.set_model()
+    feed.admit()
+    return notes
+
+
+def answer(feed: Feed, indices: list[int]) -> None:
+    """A worker's part: records of queued samples, in a segment and in the ledger."""
+    claimed, _ = feed.ledger.claim("A", "w", 60, indices)
+    prompts = [json.loads(Packer().unpack(one.payload).input_ids) for one in claimed]
+    lines = [record_line(one.index, one.attempt, prompt=ids) for one, ids in zip(claimed, prompts, strict=True)]
+    path = write_segment(feed.output, f"w-{indices[0]}.jsonl", *lines)
+    settled = [Settled(one.index, one.attempt, len(ids), 2, 1, ()) for one, ids in zip(claimed, prompts, strict=True)]
+    size = path.stat().st_size
+    assert all(feed.ledger.settle("A", settled, segment=f"A/{path.name}", committed_bytes=size))
+
+
+def first_ids(feed: Feed) -> dict[int, int]:
+    """For each queued sample the first id of its prompt: which row it is."""
+    return {index: prompt[0] for index, prompt in feed.prompts().items()}

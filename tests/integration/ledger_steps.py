@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from common.ledger import Claimed, Ledger, Settled
 from common.ledger._keys import keys_of
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 from workers.keeper import Keeper
 
 KEYS = keys_of("b1")

@@ -15,7 +15,8 @@ from common.broker import (
     waiting_messages,
 )
 from common.ledger import Ledger
-from common.settings import Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import Settings
 from tests.conftest import wait_until
 
 

@@ -13,7 +13,8 @@ import redis
 
 from common.errors import RedisUnavailable, UsageError
 from common.ledger import Ledger
-from common.settings import MAX_SOCKET_PATH, Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import MAX_SOCKET_PATH, Settings
 from producer.embedded import EmbeddedRedis, answers, owned, reachable
 from tests.conftest import REPO, wait_until
 
@@ -21,7 +22,8 @@ from tests.conftest import REPO, wait_until
 OWNER = """
 import sys, time
 from pathlib import Path
-from common.settings import Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import Settings
 from producer.embedded import owned
 
 settings = Settings(output=Path(sys.argv[1]), tokenizer=TokenizerSettings(path=Path("tok")))

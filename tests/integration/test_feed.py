@@ -14,7 +14,7 @@ from common.broker import make_celery
 from common.ledger import Ledger, Settled
 from common.ledger._keys import keys_of
 from common.rejects import read_rejects
-from producer.datasets.jsonl import Cursor
+from producer.datasets.containers import Cursor
 from producer.feed import Feeder
 from tests.conftest import PATIENCE_SECONDS
 from tests.integration.feed_steps import BAD, MAX_NEW_TOKENS, TOKENIZER, VOCAB_SIZE, Feed, Row, ids, numbered
@@ -56,7 +56,7 @@ def test_rows_are_queued_with_their_ids_and_their_meta(feed: Feed, library: Any)
 
 
 def test_a_column_of_text_is_fed(feed: Feed, library: Any) -> None:
-    feed.configure(more='prompt_column = "question"')
+    feed.configure(more='columns.prompt = "question"')
     feed.write({"question": "How many?", "answer": "3"})
     feed.register()
     assert feed.feed() == 1
@@ -155,7 +155,7 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
         {"messages": [{"role": "user", "content": [{"type": "image"}]}], "id": "r6"},
         {"messages": [user, broken_call, user], "id": "r7"},
         {"messages": [{"role": "system", "content": "s"}]},
-        {"prompt": "x"},
+        {"text": "x"},
         {"messages": [user], "tools": "x"},
         {"messages": [user], "uuid": "u11"},
     )
@@ -170,8 +170,8 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
         (3, "id_out_of_range", "r3"),
         (4, "id_out_of_range", 4),
         (5, "id_out_of_range", None),
-        (6, "bad_messages", "r6"),
-        (7, "template_error", "r7"),
+        (6, "not_text", "r6"),
+        (7, "bad_tools", "r7"),
         (8, "no_user_turn", None),
         (9, "no_prompt", None),
         (10, "bad_tools", None),
@@ -180,7 +180,7 @@ def test_bad_rows_are_rejected_by_name_and_cost_the_others_nothing(feed: Feed) -
     state = feed.state()
     assert state.rejected == 10
     assert state.rejects == Counter(line["reason"] for line in feed.reject_lines())
-    assert feed.ledger.done_among("A", 0, 12) == set(range(12)) - {1, 11}
+    assert feed.ledger.done_among("A", range(12)) == set(range(12)) - {1, 11}
 
 
 @pytest.mark.parametrize("context", [MAX_NEW_TOKENS + 3, None])
@@ -309,13 +309,19 @@ def test_a_feed_that_lost_the_cursor_changes_nothing(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "says"),
     [
-        pytest.param(lambda feed: feed.source.unlink(), "No such file or directory", id="gone"),
-        pytest.param(lambda feed: (feed.source.unlink(), feed.source.mkdir()), "Is a directory", id="a folder"),
+        pytest.param(
+            lambda feed: feed.source.unlink(),
+            "its source {} cannot be read: No such file or directory; correct that and start it again",
+            id="gone",
+        ),
+        pytest.param(
+            lambda feed: (feed.source.unlink(), feed.source.mkdir()), "{} has no file of rows; known are", id="a folder"
+        ),
     ],
 )
-def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Callable[[Feed], None], words: str) -> None:
+def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Callable[[Feed], None], says: str) -> None:
     feed.write(*numbered(3))
     feed.register()
     spoil(feed)
@@ -324,7 +330,7 @@ def test_a_source_that_cannot_be_read_fails_its_dataset(feed: Feed, spoil: Calla
 
     state = feed.state()
     assert state.state == "failed"
-    assert state.reason == f"its source {feed.source} cannot be read: {words}; correct that and start it again"
+    assert state.reason.startswith(says.format(feed.source))
     if feed.source.is_dir():
         feed.source.rmdir()
     feed.write(*numbered(3))
@@ -365,3 +371,21 @@ def test_the_lock_is_given_back(feed: Feed) -> None:
     feed.admit()
     assert feed.feed() == 0
     assert feed.ledger.redis.get(keys_of("A").feeding) == b"another feed's"
+
+
+def test_what_is_a_datasets_own_holds_for_its_prompts(feed: Feed, library: Any) -> None:
+    own = "max_new_tokens = 10\nchat_template_kwargs = { thinking = false }\n[datasets.sampling]\nfit = 'cut'"
+    feed.configure(more=own)
+    feed.set_model(30)
+    turns = [{"role": "user", "content": "Why?"}]
+    feed.write({"messages": turns}, ids(*[5] * 17), ids(*[5] * 20), ids(*[5] * 28))
+    feed.register()
+
+    assert feed.feed() == 3
+
+    rendered = library.apply_chat_template(
+        turns, tokenize=True, add_generation_prompt=True, return_dict=False, thinking=False
+    )
+    assert feed.prompts()[0] == rendered
+    assert [feed.max_new_tokens(index) for index in range(3)] == [None, None, 8]
+    assert [(line["index"], line["reason"]) for line in feed.reject_lines()] == [(3, "too_long")]

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from common.ledger import Ledger
+from common.payload import Packer
 from common.rejects import read_rejects
+from common.sections import DatasetSettings
 from common.segments import count, records
 from tests.integration.ledger_steps import lapse_all
 from tests.integration.worker_steps import (
@@ -55,6 +57,28 @@ def test_every_sample_ends_once_with_the_ids_that_the_server_gave(valkey: str, l
             assert (state.queued, state.in_flight, state.done) == (0, 0, samples)
             assert ledger.redis.exists(f"tokenmill:d:{dataset}:payloads") == 0
         assert len(count(tmp_path, "A").ends) > 1  # several segments
+
+    run(test)
+
+
+def test_a_sample_with_less_room_asks_for_less_and_says_so(valkey: str, ledger: Ledger, tmp_path: Path) -> None:
+    async def test() -> None:
+        packer = Packer()
+        ledger.register(DatasetSettings(name="A", path=Path("a.jsonl")))
+        samples = [(index, packer.pack(prompt_of(index), {}, most)) for index, most in enumerate((2, None, 63))]
+        ledger.feed("A", before="", after="3", ended=True, rejected=[], samples=samples)
+        ledger.admit("A", room=10**6, window=64, tokens_per_second=0)
+        async with Server(speed=0.0) as server, working(valkey, tmp_path, server) as worker:
+            worker.ring_all("A", 3, per_message=3)
+            await until("all ended", lambda: len(worker.summaries) == 1)
+            full = [Answers(server.config).answer(prompt_of(index), 64).completion_tokens for index in range(3)]
+        found = {record.index: record for record in records(tmp_path, "A")}
+        assert [found[index].completion_tokens for index in range(3)] == [2, full[1], min(63, full[2])]
+        assert (found[0].finish_reason, found[0].flags) == ("length", ["truncated", "max_new_tokens_cut"])
+        assert "max_new_tokens_cut" not in found[1].flags
+        assert "max_new_tokens_cut" in found[2].flags
+        assert ledger.snapshot("A").flags["max_new_tokens_cut"] == 2
+        assert_books_agree(ledger, tmp_path, "A")
 
     run(test)
 

@@ -14,8 +14,9 @@ from common.broker import Sender, make_celery
 from common.ledger import Claimed, Ledger, Settled
 from common.ledger._keys import keys_of
 from common.rejects import read_rejects
+from common.sections import DatasetSettings, TokenizerSettings
 from common.segments import count
-from common.settings import DatasetSettings, Settings, TokenizerSettings
+from common.settings import Settings
 from tests.integration.ledger_steps import PatientKeeper, lapse_all
 from tests.integration.worker_steps import assert_books_agree
 from tests.lines import record_line, void_line, write_segment

@@ -119,6 +119,7 @@ def test_a_snapshot_shows_all_of_a_dataset(ledger: Ledger) -> None:
         lengths={bucket_of(5): 1, bucket_of(300): 1},
         rejects={"empty": 1},
         flags={"truncated": 1, "loop": 1},
+        recent=2,
     )
     assert now.spent_tokens == 505
 
@@ -215,7 +216,7 @@ def test_a_feed_counts_a_rejected_row_once(ledger: Ledger) -> None:
 
     now = ledger.snapshot("b1")
     assert (now.rejected, now.rejects) == (4, {"empty": 2, "too_long": 2})
-    assert ledger.done_among("b1", 0, 9) == {0, 1, 2, 3}
+    assert ledger.done_among("b1", range(9)) == {0, 1, 2, 3}
 
 
 def test_one_feed_has_the_lock(ledger: Ledger) -> None:
@@ -243,7 +244,7 @@ def test_done_among_knows_each_index_at_every_border(valkey: str, done: set[int]
     for index in done:
         ledger.redis.setbit(KEYS.done, index, 1)
 
-    found = ledger.done_among("b1", first, count)
+    found = ledger.done_among("b1", range(first, first + count))
     ledger.close()
 
     assert found == {index for index in done if first <= index < first + count}

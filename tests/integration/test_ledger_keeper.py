@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.errors import RedisUnavailable
-from common.ledger import LOST, Ended, Lapsed, Ledger
+from common.ledger import LOST, Ended, Lapsed, Ledger, NextTurn, Settled
 from common.ledger._keys import dataset_keys
 from tests.integration.ledger_steps import (
     HOUR,
@@ -169,6 +169,13 @@ def test_forget_leaves_no_key_behind(ledger: Ledger) -> None:
     ledger.observe("b1", [Ended(5, 1, 1.0, LOST)])
     ledger.tell("b1", "w1", b"x" * 20)
     ledger.feeding("b1", 30).acquire()
+    ledger.converse("b1", [NextTurn(64, b"p", b"c"), NextTurn(128, b"p", b"c"), NextTurn(192, b"p", b"c")], before="6")
+    first, last = claim(ledger, 64, 128)
+    unread = Settled(256, 1, 1, 1, 0, (), turns_left=1, answer=b"a")
+    answered, truncated = Settled(*pair(first), 1, 1, 0, (), 1, b"a"), Settled(*pair(last), 1, 1, 0, ("truncated",), 1)
+    ledger.settle("b1", [answered, truncated, unread])
+    for shared in (False, True):
+        ledger.remember("b1", [(5, b"0123456789abcdef")], shared=shared)
     assert set(dataset_keys("b1")) <= every_key(ledger)
 
     ledger.forget("b1")

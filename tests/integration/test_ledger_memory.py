@@ -6,7 +6,7 @@ from typing import cast
 
 from common.ledger import Ledger
 from common.payload import Packer
-from common.settings import DatasetSettings
+from common.sections import DatasetSettings
 from workers.pacing import Pace
 
 ROWS = 1_000_000

@@ -8,7 +8,8 @@ import numpy as np
 from common.ledger import LOST, Ended, InFlight, Ledger, pack_in_flight
 from common.ledger._keys import keys_of
 from common.ledger._outcomes import KEPT_OUTCOMES
-from common.settings import Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import Settings
 from tests.integration.ledger_steps import HOUR, KEYS, admit, claim, feed, pair, record, settings
 from workers.budget import ENDED, IN_FLIGHT
 from workers.in_flight import in_flight, snapshot, told

@@ -311,7 +311,7 @@ class LedgerMachine(RuleBasedStateMachine):
         pipe.hgetall(KEYS.payloads)
         pipe.hgetall(KEYS.tries)
         queued, leased, owners, payloads, tries = pipe.execute()
-        done = self.ledger.done_among("b1", 0, max(self.model.samples, default=0) + 9)
+        done = self.ledger.done_among("b1", range(max(self.model.samples, default=0) + 9))
 
         assert sorted(map(int, queued)) == sorted(self.model.at("queued"))
         assert sorted(map(int, leased)) == sorted(self.model.at("leased"))

@@ -165,7 +165,7 @@ def test_a_rebuild_counts_a_reject_that_was_never_claimed(ledger: Ledger) -> Non
     assert ledger.reject("b1", [(4, 0, "empty"), (5, 9, "tries")], rebuild=True) == [True, True]
     assert ledger.reject("b1", [(4, 0, "empty")], rebuild=True) == [False]
     assert ledger.snapshot("b1").rejects == {"empty": 1, "tries": 1}
-    assert ledger.done_among("b1", 0, 8) == {4, 5}
+    assert ledger.done_among("b1", range(8)) == {4, 5}
 
 
 def test_attempts_of_a_rebuilt_ledger_are_above_those_of_its_records(ledger: Ledger) -> None:
@@ -317,7 +317,7 @@ def test_a_call_carries_more_samples_than_one_script_takes(ledger: Ledger) -> No
     assert (now.done, now.rejected, now.queued, now.in_flight) == (many - 501, 501, 0, 0)
     assert now.completion_tokens == sum(range(501, many))
     assert now.squared_tokens == sum(tokens**2 for tokens in range(501, many))
-    assert ledger.done_among("b1", 0, 2 * many) == set(range(many))
+    assert ledger.done_among("b1", range(2 * many)) == set(range(many))
     assert ledger.committed() == {}  # the superseded ones are to be voided first
     ledger.settle("b1", records[501:], segment="b1/w1-0.jsonl", committed_bytes=7)
     assert ledger.committed() == {"b1/w1-0.jsonl": 7}
@@ -341,4 +341,4 @@ def test_an_index_may_be_large(ledger: Ledger, index: int) -> None:
     (sample,) = claim(ledger, index)
 
     assert ledger.settle("b1", [record(sample)]) == [True]
-    assert ledger.done_among("b1", index - 3, 7) == {index, index + 1}
+    assert ledger.done_among("b1", range(index - 3, index + 4)) == {index, index + 1}

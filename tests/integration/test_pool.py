@@ -179,8 +179,11 @@ def test_task_events_say_which_samples_a_message_had_and_how_they_ended(job: Job
         first, second = sorted(told.values(), key=lambda one: str(one["task-received"]["args"]))
         assert [one["task-received"]["args"] for one in (first, second)] == ["A 0-3", "A 4-7"]
         assert {one["task-received"]["name"] for one in (first, second)} == {GENERATE}
-        assert first["task-succeeded"]["result"] == "80 tokens: 4 stop"
-        assert second["task-succeeded"]["result"] == "60 tokens: 3 stop, 1 id_out_of_range"
+        assert (
+            first["task-succeeded"]["result"]
+            == f"80 tokens: 4 stop; {served.ask(lambda server: server.url).removeprefix('http://')}"
+        )
+        assert second["task-succeeded"]["result"].startswith("60 tokens: 3 stop, 1 id_out_of_range; ")
 
 
 def test_the_pool_grows_and_shrinks_while_it_works(job: Job, ledger: Ledger) -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from common.errors import DataError, RedisUnavailable, UsageError
 from common.ledger import DatasetState, Ledger, Settled
 from common.rejects import Reject, append_rejects
-from common.settings import DatasetSettings, Settings, load_settings
+from common.sections import DatasetSettings
+from common.settings import Settings, load_settings
 from producer.cli import files
 from producer.recover import recover
 from producer.verify import Difference, verify
@@ -88,9 +89,10 @@ def settings(tmp_path: Path, valkey: str) -> Settings:
 
 
 def books(state: DatasetState) -> DatasetState:
-    """What a recovery must restore: all but the clock, the queue, the cursor and the count of lost leases."""
+    """What a recovery must restore: all but clock, queue, cursor, the count of lost leases and the gates' window."""
     of_the_queue: dict[str, Any] = {"queued": 0, "sent": 0, "in_flight": 0, "starts": 0, "fed": 0, "fed_bytes": 0}
-    return replace(state, now_ms=0, cursor="", ended=False, room=0, window=0, expired=0, **of_the_queue)
+    of_the_gates: dict[str, Any] = {"recent": 0, "gates_since_ms": 0}  # which begin anew
+    return replace(state, now_ms=0, cursor="", ended=False, room=0, window=0, expired=0, **of_the_queue, **of_the_gates)
 
 
 @pytest.mark.parametrize("lost", ["nothing", "everything"])
@@ -110,7 +112,7 @@ def test_the_rebuilt_ledger_is_the_one_that_was_lost(ledger: Ledger, settings: S
         assert after.cursor == ""
         assert (done.records, done.rejects) == (before.done, before.rejected)
         assert (done.prompt_tokens, done.completion_tokens) == (before.prompt_tokens, before.completion_tokens)
-        assert ledger.done_among("A", 0, 400) == life.ended["record"] | life.ended["reject"]
+        assert ledger.done_among("A", range(400)) == life.ended["record"] | life.ended["reject"]
         assert ledger.committed() == {f"A/{name}": len(data) for name, data in life.segments.items()}
 
 

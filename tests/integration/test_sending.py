@@ -12,7 +12,8 @@ from celery import Celery
 
 from common.broker import make_celery, pending_samples
 from common.ledger import InFlight, Ledger, pack_in_flight
-from common.settings import DatasetSettings, Settings, TokenizerSettings
+from common.sections import DatasetSettings, TokenizerSettings
+from common.settings import Settings
 from tests.integration.ledger_steps import PatientKeeper
 from workers.keeper import Keeper
 

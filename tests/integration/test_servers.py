@@ -9,9 +9,9 @@ import pytest
 
 from common.errors import ServerRefused, UsageError
 from common.ledger import Ledger
+from common.run_file import write_run_file
 from common.servers import urls_in_use
 from common.settings import Settings, load_settings
-from producer.enqueue import write_run_file
 from producer.servers import add_server, drain_server, known_servers
 from tests.lines import write_config
 from tests.unit.preflight_steps import facts_of, sglang

@@ -20,7 +20,7 @@ from tests.integration.simulator_steps import (
     until,
     with_server,
 )
-from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
+from workers.sglang.simulator.faults import ALL_OF_REQUESTS, OF_THE_SERVER
 
 
 async def struck(caller: Caller, name: str) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_the_control_route_lists_sets_and_clears() -> None:
         await set_faults(caller, {"hang": None})
         _, told = await caller.call("GET", "/_sim/faults")
         assert told["faults"].keys() == {"nan"}
-        assert told["known"].keys() == OF_REQUESTS.keys() | OF_THE_SERVER.keys()
+        assert told["known"].keys() == ALL_OF_REQUESTS.keys() | OF_THE_SERVER.keys()
         bad_ones: list[dict[str, Any]] = [{"nonsense": {}}, {"nan": {"share": 2}}, {"poison": {}}, {"nan": {"foo": 1}}]
         for bad in bad_ones:
             assert (await caller.call("POST", "/_sim/faults", json=bad))[0] == 400

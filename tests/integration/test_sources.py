@@ -1,55 +1,29 @@
 """A source that is replaced or grows between two lives of a dataset: each row keeps its index, or nothing is read."""
 
+import gzip
+import io
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from common.errors import UsageError
 from common.ledger import Ledger, Settled
 from producer.cli import operate
-from producer.enqueue import register
+from producer.datasets.standard_input import keep_standard_input
 from producer.recover import recover
-from producer.sources import follow_sources, read_source, refuse_replaced
-from tests.integration.feed_steps import BAD, Feed, Row, ids, numbered
-from tests.lines import record_line, write_segment
-
-FACTS = dict.fromkeys(
-    ("model_path", "weight_version", "tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params")
-)
+from producer.sources import read_source
+from tests.integration.feed_steps import BAD, Feed, Row, answer, begin, first_ids, ids, numbered
 
 
 @pytest.fixture
 def feed(tmp_path: Path, valkey: str, ledger: Ledger) -> Feed:
     return Feed(tmp_path, valkey, ledger)
-
-
-def begin(feed: Feed, *, accept: bool = False) -> list[str]:
-    """What `run` and `enqueue` do with the sources, and then with the ledger; answers what they say of the sources."""
-    if not accept:
-        refuse_replaced(feed.output, feed.settings.datasets)
-    notes = follow_sources(feed.settings, feed.ledger, feed.settings.datasets)
-    register(feed.settings, feed.ledger, feed.settings.datasets, FACTS)
-    feed.set_model()
-    feed.admit()
-    return notes
-
-
-def answer(feed: Feed, indices: list[int]) -> None:
-    """A worker's part: records of queued samples, in a segment and in the ledger."""
-    claimed, _ = feed.ledger.claim("A", "w", 60, indices)
-    lines = [record_line(one.index, one.attempt) for one in claimed]
-    path = write_segment(feed.output, f"w-{indices[0]}.jsonl", *lines)
-    settled = [Settled(one.index, one.attempt, 3, 2, 1, ()) for one in claimed]
-    size = path.stat().st_size
-    assert all(feed.ledger.settle("A", settled, segment=f"A/{path.name}", committed_bytes=size))
-
-
-def first_ids(feed: Feed) -> dict[int, int]:
-    """For each queued sample the first id of its prompt: which row it is."""
-    return {index: prompt[0] for index, prompt in feed.prompts().items()}
 
 
 def test_what_was_read_is_on_disk_before_the_rows_are_queued(feed: Feed) -> None:
@@ -176,6 +150,72 @@ def test_a_source_that_was_only_touched_is_no_matter(feed: Feed, touch: Callable
     touch(feed.source)
     assert begin(feed) == []
     assert (feed.queued(), feed.state().state) == (list(range(10)), "open")
+
+
+# Other kinds than one file of JSON lines
+
+
+def configure(feed: Feed, path: str) -> None:
+    feed.configure()
+    feed.config.write_text(feed.config.read_text().replace('"a.jsonl"', f'"{path}"'))
+
+
+def lines(rows: list[Row]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def test_a_folder_of_shards_of_several_kinds_is_fed_as_one_source(feed: Feed) -> None:
+    configure(feed, "shards")
+    folder = feed.source.parent / "shards"
+    folder.mkdir()
+    rows = numbered(700)
+    (folder / "s-1.jsonl").write_bytes(lines(rows[:200]))
+    (folder / "s-2.jsonl.gz").write_bytes(gzip.compress(lines(rows[200:500])))
+    pq.write_table(pa.Table.from_pylist(rows[500:600]), folder / "s-10.parquet")
+    begin(feed)
+    assert feed.feed() == 600
+    assert first_ids(feed) == {index: index for index in range(600)}
+    assert begin(feed) == []
+
+    (folder / "s-11.json").write_text(json.dumps(rows[600:]))
+    (note,) = begin(feed)
+    assert note.startswith("A: its source has grown from ")
+    assert feed.feed() == 100
+    assert first_ids(feed) == {index: index for index in range(700)}
+
+    (folder / "s-3.jsonl").write_bytes(lines(rows[:1]))
+    with pytest.raises(UsageError, match=r"shards of dataset A: its file 4 was s-11\.json and is s-10\.parquet; put"):
+        begin(feed)
+
+
+def test_a_compressed_file_that_is_cut_off_loses_no_row_before_its_end(feed: Feed) -> None:
+    configure(feed, "a.jsonl.gz")
+    source = feed.source.with_suffix(".jsonl.gz")
+    whole = gzip.compress(lines(numbered(3000)))
+    source.write_bytes(whole[: len(whole) // 2])
+    begin(feed)
+    feed.admit(window=5000)
+    feed.feed()
+    state, queued = feed.state(), len(feed.queued())
+    assert 1000 < queued < 2000
+    assert first_ids(feed) == {index: index for index in range(queued)}
+    assert (state.state, state.ended) == ("failed", False)
+    assert f"{source} is cut off: it ends at byte {len(whole) // 2:,} within a compressed stream" in state.reason
+
+    source.write_bytes(whole)
+    (note,) = begin(feed, accept=True)
+    assert "its source was replaced" in note
+    feed.admit(window=5000)
+    assert feed.feed() == 3000
+    assert first_ids(feed) == {index: index for index in range(3000)}
+
+
+def test_standard_input_is_fed_from_its_copy(feed: Feed) -> None:
+    configure(feed, "-")
+    keep_standard_input(feed.output, feed.settings.datasets[0], io.BytesIO(lines(numbered(10))))
+    assert begin(feed) == []
+    assert feed.feed() == 10
+    assert begin(feed) == []
 
 
 def test_enqueue_refuses_before_it_asks_anyone(feed: Feed) -> None:

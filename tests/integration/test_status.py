@@ -1,22 +1,18 @@
 """Status tells what the ledger holds, in the form that programs rely on, and in one that fits a terminal."""
 
-import io
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
+from common.events import make_event
 from common.ledger import Ledger, Settled
-from common.ledger._keys import WORKERS
-from common.settings import DatasetSettings
-from producer import display
 from producer.cli import operate
 from producer.status import snapshot
+from tests.integration.status_steps import fill, register, say, server, worker
 from tests.lines import write_config
 
 NUMBER = (int, float)
@@ -39,15 +35,27 @@ DATASET: dict[str, Any] = {
     "max_tokens": int,
     "truncated": int,
     "flags": dict,
+    "uncounted_tokens": int,
     "tokens_per_second": NUMBER,
     "eta_seconds": (int, type(None)),
     # And what this version tells beyond the contract.
+    "weight": NUMBER,
+    "cached_tokens": int,
+    "no_think_end": int,
+    "attempts": int,
     "reason": str,
     "rejects": dict,
     "completion_tokens": int,
     "expired_leases": int,
 }
-WORKER: dict[str, Any] = {"name": str, "concurrency": int, "limit": int, "in_flight": int, "seen_seconds_ago": NUMBER}
+WORKER: dict[str, Any] = {
+    "name": str,
+    "state": str,
+    "concurrency": int,
+    "limit": int,
+    "in_flight": int,
+    "seen_seconds_ago": NUMBER,
+}
 SERVER: dict[str, Any] = {
     "url": str,
     "state": str,
@@ -66,6 +74,10 @@ TOTALS: dict[str, Any] = {
     "queued": int,
     "in_flight": int,
     "truncated": int,
+    "no_think_end": int,
+    "expired_leases": int,
+    "retries": int,
+    "cap_tokens": (int, type(None)),
     "tokens_per_second": NUMBER,
     "limit": int,
     "failed_attempts": dict,
@@ -83,59 +95,6 @@ def assert_shape(thing: dict[str, Any], shape: dict[str, Any]) -> None:
     assert wrong == {}
 
 
-def server(url: str, state: str = "up", in_flight: int = 0, reason: str | None = None, **load: Any) -> dict[str, Any]:
-    return {"url": url, "state": state, "in_flight": in_flight, "since": time.time() - 310, "reason": reason, **load}
-
-
-def worker(limit: int, in_flight: int, *servers: dict[str, Any], trouble: str | None = None) -> dict[str, Any]:
-    """What a worker says of itself."""
-    return {
-        "kind": "worker",
-        "concurrency": limit,
-        "limit": limit,
-        "in_flight": in_flight,
-        "trouble": trouble,
-        "servers": list(servers),
-    }
-
-
-def say(ledger: Ledger, name: str, facts: dict[str, Any], seconds_ago: float = 0) -> None:
-    now = ledger.heartbeat(name, facts)
-    if seconds_ago:
-        ledger.redis.hset(WORKERS, name, f"{now - round(seconds_ago * 1000)} {json.dumps(facts)}")
-
-
-def register(ledger: Ledger, name: str, **more: Any) -> None:
-    ledger.register(DatasetSettings(name=name, path=Path(f"{name}.jsonl"), **more))
-
-
-def fill(ledger: Ledger) -> None:
-    """Dataset A: of 20 rows 2 bad ones, 6 answered, 1 that could not be, 3 in flight, 8 queued; B and C beside it."""
-    register(ledger, "A", cap_tokens=1000)
-    ledger.feed(
-        "A",
-        before="",
-        after="end",
-        ended=True,
-        rejected=[(0, "not_json"), (1, "too_long")],
-        samples=[(index, b"prompt") for index in range(2, 20)],
-    )
-    ledger.admit("A", room=50, window=64, tokens_per_second=25.5)
-    claimed, _ = ledger.claim("A", "w1@host", 3600, list(range(2, 12)))
-    tokens = [10, 20, 30, 40, 50, 90]
-    records = [
-        Settled(one.index, one.attempt, 100, n, 60, ("truncated",) if n == 90 else ())
-        for one, n in zip(claimed, tokens, strict=False)
-    ]
-    assert all(ledger.settle("A", records))
-    assert ledger.reject("A", [(8, claimed[6].attempt, "bad_request")]) == [True]
-    register(ledger, "B", cap_tokens=100_000, count="total")
-    ledger.settle("B", [Settled(0, 1, 700, 300, 0, ())], rebuild=True)
-    ledger.admit("B", room=9, window=64, tokens_per_second=30)
-    register(ledger, "C")
-    ledger.transition("C", "failed", ["open"], "its source c.jsonl cannot be read: No such file or directory")
-
-
 def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
     fill(ledger)
     say(ledger, "w1@host", worker(64, 3, server("http://a:1", in_flight=3)))
@@ -147,11 +106,14 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "name": "A",
         "state": "open",
         "reason": "",
+        "gate": None,
         "cap_tokens": 1000,
         "count": "completion",
+        "weight": 1.0,
         "spent_tokens": 240,
         "prompt_tokens": 600,
         "completion_tokens": 240,
+        "cached_tokens": 360,
         "done": 6,
         "failed": 1,
         "rejected": 3,
@@ -163,16 +125,21 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "p95_tokens": a["p95_tokens"],
         "max_tokens": 90,
         "truncated": 1,
+        "no_think_end": 0,
         "flags": {"truncated": 1},
+        "uncounted_tokens": 0,
+        "stopped": {},
+        "attempts": 10,
         "expired_leases": 0,
         "tokens_per_second": 25.5,
-        "eta_seconds": round((1000 - 240) / 25.5),
+        "eta_seconds": round(11 * 40 / 25.5),  # its source has ended: 11 more answers of 40 tokens each
     }
     assert a["p50_tokens"] == pytest.approx(30, rel=0.08)
     assert a["p95_tokens"] == pytest.approx(90, rel=0.08)
     assert (b["spent_tokens"], b["prompt_tokens"], b["completion_tokens"]) == (1000, 700, 300)
-    # With 300 tokens of answers come 700 of prompts, so the cap on both is neared at 100 tokens/s, not at 30.
-    assert b["eta_seconds"] == round(99_000 / 100)
+    # With 300 tokens of answers come 700 of prompts, so that 29,700 more are wanted of it: at 30 tokens/s until A has
+    # ended, then at the 55.5 of both.
+    assert b["eta_seconds"] == round(440 / 25.5 + (29_700 - 30 * 440 / 25.5) / 55.5)
     assert (c["state"], c["cap_tokens"], c["eta_seconds"], c["mean_tokens"]) == ("failed", None, None, 0)
     assert c["reason"] == "its source c.jsonl cannot be read: No such file or directory"
     assert seen["totals"] == {
@@ -183,11 +150,16 @@ def test_the_figures_are_those_of_the_ledger(ledger: Ledger) -> None:
         "queued": 8,
         "in_flight": 3,
         "truncated": 1,
+        "no_think_end": 0,
+        "expired_leases": 0,
         "tokens_per_second": 55.5,
+        "cap_tokens": None,  # C has none
         "limit": 64,
-        "eta_seconds": 990,
+        "eta_seconds": b["eta_seconds"],
         "failed_attempts": {},
+        "retries": 0,
     }
+    assert [(event["what"], event["dataset"]) for event in seen["events"]] == []
     assert seen["troubles"] == []
 
 
@@ -227,10 +199,6 @@ def test_the_limits_of_the_workers_at_a_server_add_up_and_its_load_is_told_once(
     seen = snapshot(ledger)
     shown = {(s["url"], s["limit"], s["in_flight"], s["running"], s["waiting"], s["kv_usage"]) for s in seen["servers"]}
     assert shown == {(one, 46, 43, 40, 3, 0.973), (two, None, 6, None, None, None)}
-    assert render(seen, 120)[-2:] == [
-        f"{one}: 43 of at most 46 in flight (steady: 3 waiting, 3 wanted), 40 running, 97% of its KV",
-        f"{two}: 6 in flight",
-    ]
 
 
 @pytest.mark.parametrize("datasets", [0, 1])
@@ -251,6 +219,37 @@ def test_a_worker_that_fell_silent_is_named_and_its_slots_are_not_counted(ledger
     assert second == "w2@host: the disk is full"
 
 
+def test_datasets_that_share_the_servers_end_in_the_order_of_what_is_to_come_at_their_rates(ledger: Ledger) -> None:
+    for name, cap_tokens, rate in (("A", 1000, 10.0), ("B", 3000, 20.0), ("C", None, 10.0)):
+        register(ledger, name, cap_tokens=cap_tokens)
+        ledger.settle(name, [Settled(0, 1, 5, 100, 0, ())], rebuild=True)
+        ledger.admit(name, room=9, window=64, tokens_per_second=rate)
+    seen = snapshot(ledger)
+    # A needs 90 s at its rate. B has then 2900 - 1800 tokens to come, at 20 of the 30 tokens/s that share all 40.
+    assert [dataset["eta_seconds"] for dataset in seen["datasets"]] == [90, 90 + round(1100 / (20 * 40 / 30)), None]
+    assert seen["totals"]["eta_seconds"] is None  # nobody knows how long C's source is
+    ledger.transition("C", "paused", ["open"])
+    assert snapshot(ledger)["totals"]["eta_seconds"] == round((900 + 2900) / 30)
+
+
+def test_a_dataset_far_over_its_cap_is_named(ledger: Ledger) -> None:
+    for name, tokens in (("A", 1200), ("B", 1009)):
+        register(ledger, name, cap_tokens=1000)
+        ledger.settle(name, [Settled(i, 1, 5, tokens // 100, 0, ()) for i in range(100)], rebuild=True)
+    assert snapshot(ledger)["troubles"] == ["A is at 1,200 tokens, 20% over its cap"]
+
+
+def test_the_last_events_are_told_and_workers_that_fell_silent_are_called_so(ledger: Ledger) -> None:
+    for number in range(30):
+        ledger.add_event(make_event("paused", f"number {number}", "A"))
+    say(ledger, "w1@host", worker(8, 5) | {"state": "draining"})
+    say(ledger, "w2@host", worker(8, 5), seconds_ago=100)
+    seen = snapshot(ledger)
+    assert [event["detail"] for event in seen["events"]] == [f"number {number}" for number in range(10, 30)]
+    assert [one["state"] for one in seen["workers"]] == ["draining", "silent"]
+    assert [event["detail"] for event in snapshot(ledger, events=2)["events"]] == ["number 28", "number 29"]
+
+
 # What programs see
 
 
@@ -262,7 +261,7 @@ def test_json_keeps_its_contract(ledger: Ledger, tmp_path: Path, valkey: str) ->
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.count("\n") == 1
     seen = json.loads(result.stdout)
-    assert set(seen) == {"datasets", "workers", "servers", "totals", "troubles"}
+    assert set(seen) == {"at", "datasets", "workers", "servers", "totals", "troubles", "events"}
     assert [len(seen[key]) for key in ("datasets", "workers", "servers")] == [3, 1, 2]
     for key, shape in (("datasets", DATASET), ("workers", WORKER), ("servers", SERVER)):
         for thing in seen[key]:
@@ -277,102 +276,6 @@ def test_json_of_an_empty_ledger(ledger: Ledger, tmp_path: Path, valkey: str) ->
     seen = json.loads(result.stdout)
     assert (seen["datasets"], seen["workers"], seen["servers"], seen["troubles"]) == ([], [], [], [])
     assert_shape(seen["totals"], TOTALS)
-
-
-# What people see
-
-
-def render(seen: dict[str, Any], width: int) -> list[str]:
-    """The table as it is printed where there is no terminal."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
-    console.print(display.table(seen))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert "\x1b" not in "".join(lines)
-    return [line.rstrip() for line in lines]
-
-
-def test_the_table_shows_every_dataset_and_what_is_wrong(ledger: Ledger) -> None:
-    fill(ledger)
-    say(ledger, "w1@host", worker(64, 3, server("http://a:1", "down", 0, "refused")))
-    lines = [re.sub(r"[-0-9]+ [:0-9]+ \(5m[1-5]\ds\)", "THEN (5m)", line) for line in render(snapshot(ledger), 120)]
-    assert lines == [
-        "dataset  state   samples  tokens  of cap  mean  trunc  rej  flight  tok/s     eta",
-        "A        open          6     240   24.0%    40      1    3       3     26     30s",
-        "B        open          1   1,000    1.0%   300      0    0       0     30  16m30s",
-        "C        failed        0       0  no cap     0      0    0       0      0       -",
-        "all                    7   1,240                    1    3       3     56  16m30s",
-        "! C: its source c.jsonl cannot be read: No such file or directory",
-        "! no server can be used since THEN (5m); the workers wait, and no sample loses a try",
-        "! http://a:1 is down since THEN (5m): refused",
-    ]
-
-
-def big(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "state": "exhausted",
-        "reason": "",
-        "cap_tokens": 10_000_000,
-        "done": 123_456,
-        "spent_tokens": 9_999_999,
-        "mean_tokens": 8100.4,
-        "truncated": 1234,
-        "rejected": 1234,
-        "in_flight": 1500,
-        "tokens_per_second": 1234.5,
-        "eta_seconds": 360_000,
-    }
-
-
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_table_with_large_figures_shows_each_of_them_whole(width: int) -> None:
-    names = ["B1_glaive", "B2_OpenCodeInstruct", "x" * 64]
-    totals = {key: value for key, value in big("all").items() if key not in {"name", "state", "reason", "cap_tokens"}}
-    totals |= {"spent_tokens": 29_999_997}
-    lines = render({"datasets": [big(name) for name in names], "totals": totals, "servers": [], "troubles": []}, width)
-    text = "\n".join(lines)
-    assert "…" not in text
-    assert text.count("x") == 64 + text.count("exhausted")
-    heads = lines[0].split()
-    assert {"dataset", "state", "samples", "tokens", "rej", "eta"} <= set(heads)
-    assert ("mean" in heads) == (width >= 100)
-    for name in names[:2]:
-        (line,) = [line for line in lines if line.startswith(name)]
-        assert line.split()[1:5] == ["exhausted", "123,456", "9,999,999", "100.0%"]
-        assert line.endswith("100h00m")
-    (sums,) = [line for line in lines if line.startswith("all")]
-    assert "29,999,997" in sums.split()
-
-
-def test_an_empty_table_is_its_head() -> None:
-    (head,) = render({"datasets": [], "totals": {}, "servers": [], "troubles": []}, 80)
-    assert head.startswith("dataset  state")
-
-
-def test_the_line_for_pipes(ledger: Ledger) -> None:
-    fill(ledger)
-    assert display.line(snapshot(ledger)) == (
-        "7 samples, 1,240 tokens, 56 tokens/s, 3 in flight, 3 rejected, 2 datasets open"
-    )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (990, "16m30s"),
-        (3599, "59m59s"),
-        (3600, "1h00m"),
-        (360_000, "100h00m"),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert display.duration(seconds) == text
 
 
 def test_failed_attempts_are_summed_over_all_lives_of_all_workers(ledger: Ledger) -> None:

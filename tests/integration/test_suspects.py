@@ -10,7 +10,8 @@ from common.broker import make_celery
 from common.ledger import SUSPECT_AFTER, Claimed, Lapsed, Ledger
 from common.ledger._keys import keys_of
 from common.rejects import read_rejects
-from common.settings import Settings, TokenizerSettings
+from common.sections import TokenizerSettings
+from common.settings import Settings
 from tests.integration.ledger_steps import (
     HOUR,
     KEYS,

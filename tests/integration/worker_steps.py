@@ -17,13 +17,14 @@ from aiohttp import web
 from common.ledger import Ledger
 from common.payload import Packer
 from common.records import Head
+from common.sections import DatasetSettings
 from common.segments import count
-from common.settings import DatasetSettings
 from tests.conftest import PATIENCE_SECONDS
 from tests.over_httpx import OverHttpx
 from workers.commits import Commits
 from workers.generation import Generation
 from workers.leases import Leases
+from workers.marking import Marker
 from workers.samples import Doorbell
 from workers.segment_writer import SegmentWriter
 from workers.sglang.answer import Acceptance
@@ -115,7 +116,8 @@ class Worker:
                 dataset,
                 indices,
                 on_claimed=lambda: self.acked.update([name]),
-                on_ended=lambda summary: self.summaries.update({name: summary}),
+                # Without the servers, whose ports are new each time.
+                on_ended=lambda summary: self.summaries.update({name: summary.partition("; ")[0]}),
             )
         )
         return name
@@ -146,6 +148,10 @@ async def working(
     segment_bytes: int = 2**20,
     pauses: Pauses | None = None,
     patience: Patience | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    sampling: dict[str, Any] = SAMPLING,
+    marker_of: Callable[[str, bytes], Marker | None] = lambda *_: None,
+    load_seconds: float = 2.0,
 ) -> AsyncIterator[Worker]:
     """A worker at work on `servers`; stopped at the end, unless the test did."""
     if isinstance(servers, Simulator):
@@ -153,8 +159,9 @@ async def working(
     urls, transport = servers if isinstance(servers, tuple) else ([server.url for server in servers], None)
     client = SGLangClient(
         urls,
-        acceptance=Acceptance(VOCAB_SIZE, "default"),
-        sampling_params=SAMPLING,
+        acceptance=Acceptance(vocab_size, "default"),
+        sampling_params=sampling,
+        load_seconds=load_seconds,
         max_connections=256,
         http=OverHttpx(transport) if transport else None,
         pauses=pauses or Pauses(first_seconds=0.001, longest_seconds=0.002),
@@ -167,11 +174,12 @@ async def working(
         owner=owner,
         concurrency=limit,
         lease_seconds=60.0,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         client=client,
         ledger=claims.connect(redis_url),
         commits=commits,
         leases=leases,
+        marker_of=marker_of,
     )
     commits.on_committed = generation.committed
     leases.start(generation.facts, generation.clocks)

@@ -11,16 +11,14 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 
 from common.chat_template import Tokenizer
 from common.errors import TokenizerUnavailable
-from common.settings import DatasetSettings, TokenizerSettings
-from producer.datasets.jsonl import Cursor, read_rows
+from common.sections import DatasetSettings, TokenizerSettings
+from producer.datasets.containers import Cursor, read_rows
 from producer.datasets.rows import BadRow, Prompt, convert
 from tests.conftest import REPO, SHARED
 
 EXAMPLES = REPO / "examples"
 EXAMPLE_TOKENIZER = EXAMPLES / "tokenizer"
 SPARSE = SHARED / "data" / "tokenizers" / "kimi_like_8k_sparse"
-PROMPTS = SHARED / "data" / "prompts"
-THINK = 163606
 USER = {"role": "user", "content": "a"}
 
 
@@ -60,7 +58,7 @@ def prompts(file: Path, **more: Any) -> Iterator[Prompt]:
     source = DatasetSettings(name="A", path=file, **more)
     for row in read_rows(file, Cursor()):
         try:
-            yield convert(row.line, source)
+            yield convert(row.value, source)
         except BadRow:
             continue
 
@@ -97,29 +95,6 @@ def test_a_template_argument_reaches_the_template(example_library: Any) -> None:
     assert ids == [own_ids(example_library, one, thinking=False) for one in many]
     think, end_think = example_library.convert_tokens_to_ids(["<think>", "</think>"])
     assert {tuple(one[-2:]) for one in ids} == {(think, end_think)}
-
-
-@pytest.mark.parametrize(
-    ("file", "rows"),
-    [
-        ("gsm8k/gsm8k_test.jsonl", 250),
-        ("eagle_family/torchspec_sample_conversations.jsonl", 200),
-        ("eagle_family/torchspec_sample_kimi_k25_conversations.jsonl", 5),
-        ("openai_tools/specforge_tool_use_conversation.jsonl", 1),
-        ("reasoning/xtuner_qwen35_tokenize_data.jsonl", 12),
-        ("reshaped/mixture_of_thoughts_shape.jsonl", 50),
-        ("reshaped/ultrachat200k_shape.jsonl", 100),
-        ("broken/made_odd_shapes.jsonl", 24),
-        ("swe_agent/swesmith_ft_xml_example.jsonl", 3),
-    ],
-)
-def test_real_prompts_get_the_librarys_own_ids(sparse: Tokenizer, sparse_library: Any, file: str, rows: int) -> None:
-    many = list(prompts(PROMPTS / file, prompt_column="question" if "gsm8k" in file else None))
-    assert len(many) == rows
-    ids = our_ids(sparse, *many)
-    assert ids == [own_ids(sparse_library, one) for one in many]
-    assert {one[-1] for one in ids} == {THINK}
-    assert max(map(max, ids)) < sparse.vocab_size
 
 
 def test_a_vocabulary_with_holes_is_bounded_by_its_largest_id(sparse: Tokenizer, sparse_library: Any) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from common.settings import WorkerSettings, load_settings
+from common.sections import WorkerSettings
+from common.settings import load_settings
 
 REPO = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "docker-compose.yml").read_text())
@@ -158,9 +159,9 @@ def test_redis_is_ready_before_anything_else_starts() -> None:
 
 
 def test_control_workers_and_cli_share_the_answers() -> None:
-    assert {targets(name)["/output"] for name in ("control", "worker", "cli")} == {"output"}
+    assert {targets(name)["/output"] for name in ("control", "worker", "cli", "flower")} == {"output"}
     assert "output" in COMPOSE["volumes"]
-    assert set(targets("flower")) == {"/config/tokenmill.toml"}
+    assert set(targets("flower")) == {"/config/tokenmill.toml", "/output"}  # neither sources nor model
 
 
 def test_a_server_on_the_host_can_be_reached() -> None:
@@ -181,7 +182,7 @@ def test_the_example_configuration_loads_in_every_service(name: str, monkeypatch
     assert settings.server.urls == ["http://host.docker.internal:30000"]
     assert settings.output == Path("/output")
     assert settings.tokenizer.path == Path("/model")
-    assert [dataset.path.parent for dataset in settings.datasets] == [Path("/data")]
+    assert [Path(dataset.path).parent for dataset in settings.datasets] == [Path("/data")]
 
 
 def test_compose_accepts_the_file() -> None:

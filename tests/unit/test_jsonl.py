@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producer.datasets.jsonl import Cursor, Row, read_rows
+from producer.datasets.containers import Cursor, Row, read_rows
 from tests.conftest import SHARED
 
 BOM = b"\xef\xbb\xbf"
@@ -25,7 +25,7 @@ def read(path: Path, start: Cursor | None = None) -> list[Row]:
 
 
 def lines(rows: Sequence[Row]) -> list[bytes]:
-    return [row.line for row in rows]
+    return [value for row in rows if isinstance(value := row.value, bytes)]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_cursor_is_text_in_the_ledger_and_empty_at_the_start() -> None:
-    assert Cursor.parse("") == Cursor(0, 0)
-    assert Cursor.parse(Cursor(9_000_000, 2**40).text()) == Cursor(9_000_000, 2**40)
+    assert Cursor.parse("") == Cursor()
+    assert Cursor.parse(Cursor(9_000_000, offset=2**40).text()) == Cursor(9_000_000, offset=2**40)
 
 
 def test_a_cursor_behind_the_last_row_finds_none_and_later_rows_when_they_come(tmp_path: Path) -> None:
@@ -109,17 +109,16 @@ def test_a_cursor_behind_the_last_row_finds_none_and_later_rows_when_they_come(t
     assert read(path, after) == []
     with path.open("ab") as file:
         file.write(b'\n{"a":1}\n')
-    assert [(row.index, row.line) for row in read(path, after)] == [(2, b'{"a":1}')]
+    assert [(row.index, row.value) for row in read(path, after)] == [(2, b'{"a":1}')]
 
 
 def test_a_cursor_beyond_the_file_finds_nothing(tmp_path: Path) -> None:
-    assert read(write(tmp_path, b"{}\n"), Cursor(7, 1000)) == []
+    assert read(write(tmp_path, b"{}\n"), Cursor(7, offset=1000)) == []
 
 
-@pytest.mark.parametrize("name", ["none.jsonl", "."])
-def test_a_source_that_is_no_file_raises(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OSError, match=r"No such file|Is a directory"):
-        read(tmp_path / name)
+def test_a_source_that_is_not_there_raises(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        read(tmp_path / "none.jsonl")
 
 
 pieces = st.lists(
@@ -152,6 +151,6 @@ def test_the_malformed_file_has_a_row_for_every_line_that_is_not_blank() -> None
     written = path.read_bytes().split(b"\n")
     rows = read(path)
     assert len(rows) == sum(bool(line.strip()) for line in written) == 25
-    assert max(len(row.line) for row in rows) > 1_400_000
+    assert max(map(len, lines(rows))) > 1_400_000
     for at, row in enumerate(rows):
         assert read(path, row.after) == rows[at + 1 :]

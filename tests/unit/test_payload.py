@@ -29,6 +29,7 @@ def test_a_payload_comes_back_as_it_was(input_ids: list[int], meta: dict[str, An
     assert payload.prompt_tokens == len(input_ids)
     assert payload.largest_id == max(input_ids)
     assert payload.meta == meta
+    assert payload.max_new_tokens is None
 
 
 @settings(deadline=None)
@@ -39,6 +40,12 @@ def test_one_packer_serves_many_prompts(prompts: list[list[int]]) -> None:
     packed = [packer.pack(input_ids, {}) for input_ids in prompts]
 
     assert [msgspec.json.decode(packer.unpack(one).input_ids) for one in packed] == prompts
+
+
+def test_a_prompt_may_have_a_max_new_tokens_of_its_own() -> None:
+    packer = Packer()
+    assert packer.unpack(packer.pack([1], {"id": 1}, 17)).max_new_tokens == 17
+    assert packer.unpack(packer.pack([1], {"id": 1}, 17)).meta == {"id": 1}
 
 
 def test_the_ids_can_be_spliced_into_a_request() -> None:

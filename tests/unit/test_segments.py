@@ -284,7 +284,7 @@ def test_an_unknown_dataset_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "out" / ".redis").mkdir(parents=True)
     result = CliRunner().invoke(files.verify, [name, "-c", str(config)])
     assert isinstance(result.exception, UsageError)
-    assert "configured are A" in str(result.exception)
+    assert "known are A" in str(result.exception)
 
 
 def test_the_scan_tells_records_voids_and_faults_apart(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import MAX_SOCKET_PATH, Settings, TokenizerSettings, load_settings
+from common.sections import TokenizerSettings
+from common.settings import MAX_SOCKET_PATH, Settings, load_settings
 from tests.unit.conftest import Write
 from tests.unit.settings_steps import TOKENIZER, faults
 
@@ -38,6 +39,14 @@ def test_a_small_file_is_enough(write: Write) -> None:
         (TOKENIZER + DATASET.format("b1") + "cap_tokens = 0\n", "datasets[0].cap_tokens: Input should be greater"),
         (TOKENIZER + DATASET.format("b1") + "cap_tokens = -1\n", "datasets[0].cap_tokens: Input should be greater"),
         (TOKENIZER + DATASET.format("b1") + 'count = "all"\n', "datasets[0].count: Input should be 'completion' or"),
+        (TOKENIZER + DATASET.format("b1") + "shuffle = false\n", "datasets[0].shuffle: Input should be a valid int"),
+        (TOKENIZER + DATASET.format("b1") + "shuffle = -1\n", "datasets[0].shuffle: Input should be greater than or"),
+        (TOKENIZER + DATASET.format("b1") + "limit = 0\n", "datasets[0].limit: Input should be greater than 0"),
+        (TOKENIZER + DATASET.format("b1") + "dedupe = true\n", "datasets[0].dedupe: Input should be 'dataset' or"),
+        (
+            TOKENIZER + DATASET.format("b1") + 'dedupe = "all"\nturns = "all"\n',
+            'datasets[0]: dedupe compares the one prompt of a row, and with turns = "all" a row has many; leave one',
+        ),
         ('redis = "http://localhost"\n' + TOKENIZER, 'redis: must be "embedded" or a redis://, rediss:// or unix://'),
         ('redis = "localhost:6379"\n' + TOKENIZER, 'redis: must be "embedded" or a redis://, rediss:// or unix://'),
         ('redis = "redis://:pa/ss@host"\n' + TOKENIZER, "redis: has no valid port; write / # @ : in a password as"),

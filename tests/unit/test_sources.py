@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import DataError, UsageError
-from common.settings import DatasetSettings
-from producer.datasets.jsonl import Cursor, read_rows
+from common.sections import DatasetSettings
+from producer.datasets.containers import Cursor, read_rows
 from producer.sources import Source, keep_source, look, read_source, refuse_replaced
 from tests.syscalls import Call, under
 
@@ -136,9 +136,9 @@ def test_a_row_that_was_read_keeps_its_index_or_the_change_is_seen(
 
     path.write_bytes(b"\n".join(after))
     if seen.change(path) is None:
-        now = [(row.index, row.line) for row in read_rows(path, Cursor())]
-        assert now[: cursor.index] == [(row.index, row.line) for row in rows[: cursor.index]]
-        assert [(row.index, row.line) for row in read_rows(path, cursor)] == now[cursor.index :]
+        now = [(row.index, row.value) for row in read_rows(path, Cursor())]
+        assert now[: cursor.index] == [(row.index, row.value) for row in rows[: cursor.index]]
+        assert [(row.index, row.value) for row in read_rows(path, cursor)] == now[cursor.index :]
 
 
 # What is written down
@@ -213,7 +213,7 @@ def test_the_refusal_names_each_source_and_what_changed(source: Path, tmp_path: 
     rewrite(other, ROWS)
     datasets = [DatasetSettings(name=name, path=path) for name, path in (("A", source), ("B", other), ("C", source))]
     for dataset in datasets[:2]:
-        keep_source(output, dataset.name, read(dataset.path, READ), None)
+        keep_source(output, dataset.name, read(Path(dataset.path), READ), None)
     refuse_replaced(output, datasets)
     rewrite(source, ROWS[:10])
     rewrite(other, ROWS[1:])

@@ -79,6 +79,14 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     stream_mode: Literal["cumulative", "delta"] | None  # what the output_ids in an event of a stream are
     router: bool  # SGLang's router (model gateway), with servers behind it
     takes_aborts: bool  # whether /abort_request does anything for the key that is used
+    tool_call_parser: str | None = None
+    quantization: str | None = None  # None: the weights are as they are, or the server does not say
+    tp_size: int = 1
+    ranks_a_host: int = 1  # processes that each have a hicache of their own
+    hicache: bool = False  # KV of what has ended is kept in the memory of the host
+    hicache_gb: float | None = None  # of one rank, decimal
+    hicache_ratio: float | None = None  # to the KV pool of its rank, where hicache_gb is not set
+    kv_gb: float | None = None  # what the KV pool of one rank takes
 
 
 def preflight(
@@ -164,6 +172,7 @@ def _facts(
     running = _first(_count(rank, "effective_max_running_requests_per_dp") for rank in ranks)
     preferred = info.get("preferred_sampling_params") or model.get("preferred_sampling_params")
     admin_key = info.get("admin_api_key")
+    memory = next((rank["memory_usage"] for rank in ranks if isinstance(rank.get("memory_usage"), dict)), None)
     return ServerFacts(
         url=server.url,
         version=_text(info, "version"),
@@ -188,7 +197,23 @@ def _facts(
         router=router,
         # Where an admin key is set, /abort_request takes that one alone.
         takes_aborts=not router and (not admin_key or admin_key == server.api_key),
+        tool_call_parser=_text(info, "tool_call_parser"),
+        quantization=_text(info, "quantization"),
+        tp_size=_count(info, "tp_size") or 1,
+        ranks_a_host=_ranks_a_host(info),
+        hicache=info.get("enable_hierarchical_cache") is True,
+        hicache_gb=_amount(info, "hicache_size"),
+        hicache_ratio=_amount(info, "hicache_ratio") if info.get("enable_hierarchical_cache") is True else None,
+        kv_gb=_amount(memory or {}, "kvcache"),
     )
+
+
+def _ranks_a_host(info: Mapping[str, Any]) -> int:
+    """With DP attention the data-parallel ranks are among those of tensor parallelism; else each has its own."""
+    ranks = (_count(info, "tp_size") or 1) * (_count(info, "pp_size") or 1)
+    if info.get("enable_dp_attention") is not True:
+        ranks *= _count(info, "dp_size") or 1
+    return -(-ranks // (_count(info, "nnodes") or 1))
 
 
 def _stream_mode(info: Mapping[str, Any]) -> Literal["cumulative", "delta"] | None:
@@ -211,6 +236,14 @@ def _count(told: Mapping[str, Any], name: str) -> int | None:
     """A number above 0 that every reader of JSON keeps exact."""
     value = told.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53 else None
+
+
+def _amount(told: Mapping[str, Any], name: str) -> float | None:
+    """A number above 0 that may have a fraction."""
+    value = told.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        return None
+    return float(value)
 
 
 def _list(told: Mapping[str, Any], name: str) -> list[Any]:
@@ -273,46 +306,62 @@ def refusals_of(servers: Sequence[ServerFacts]) -> Iterator[ServerRefused]:
 
 def warnings_of(facts: ServerFacts) -> list[str]:
     """What is known to go wrong with a server that can be used: one sentence each, with its address before it."""
-    return [f"{facts.url}: {sentence}" for sentence in _warnings(facts)]
+    return [f"{facts.url}: {sentence}" for _, sentence in named_warnings(facts)]
 
 
 def shared_warnings(servers: Sequence[ServerFacts]) -> list[str]:
     """The warnings of all servers, each said once, with the addresses that it is about."""
     urls: dict[str, list[str]] = {}
     for facts in servers:
-        for sentence in _warnings(facts):
+        for _, sentence in named_warnings(facts):
             urls.setdefault(sentence, []).append(facts.url)
     return [f"{', '.join(of)}: {sentence}" for sentence, of in urls.items()]
 
 
-def _warnings(facts: ServerFacts) -> Iterator[str]:
+def named_warnings(facts: ServerFacts) -> Iterator[tuple[str, str]]:
+    """The same as (name of the check in `doctor`, sentence); a sentence ends with what to do, behind a semicolon."""
     release = release_of(facts.version)
     for fault in KNOWN_FAULTS:
         if release is not None and fault.first <= release <= fault.last:
-            yield f"SGLang {facts.version}: {fault.sentence}"
+            yield "release", f"SGLang {facts.version}: {fault.sentence}"
     if facts.allow_auto_truncate:
         yield (
-            "allow_auto_truncate is on, so it cuts prompts that are too long, and tokenmill rejects their answers; "
-            "start it without --allow-auto-truncate"
+            "auto_truncate",
+            (
+                "allow_auto_truncate is on, so it cuts prompts that are too long, and tokenmill rejects their answers; "
+                "start it without --allow-auto-truncate"
+            ),
         )
     if facts.kv_cache_dtype is not None and facts.kv_cache_dtype.startswith(("fp8", "fp4")):
         yield (
-            f"kv_cache_dtype is {facts.kv_cache_dtype}, which can make the model's answers worse than its weights are; "
-            "start it without --kv-cache-dtype if the data shall be the model's best"
+            "kv_cache_dtype",
+            (
+                f"kv_cache_dtype is {facts.kv_cache_dtype}, which can make the model's answers worse than its weights "
+                "are; start it without --kv-cache-dtype if the data shall be the model's best"
+            ),
         )
     if facts.preferred_sampling_params is not None:
         yield (
-            f"its preferred_sampling_params {facts.preferred_sampling_params} stand for what [sampling] does not set; "
-            "set these there too, or start it without --preferred-sampling-params"
+            "preferred_sampling",
+            (
+                f"its preferred_sampling_params {facts.preferred_sampling_params} stand for what [sampling] does not "
+                "set; set these there too, or start it without --preferred-sampling-params"
+            ),
         )
     if facts.router:
         yield (
-            "this is a router: it cannot abort, its /health says only that itself lives, it may make an answer twice "
-            "when it retries, and it drops sampling parameters without a word, logit_bias among them; "
-            "name the servers behind it in [server] urls instead"
+            "router",
+            (
+                "this is a router: it cannot abort, its /health says only that itself lives, it may make an answer "
+                "twice when it retries, and it drops sampling parameters without a word, logit_bias among them; "
+                "name the servers behind it in [server] urls instead"
+            ),
         )
     elif not facts.takes_aborts:
         yield (
-            "it takes aborts only with its admin key, so what is given up there goes on to its last token; "
-            "start it without --admin-api-key"
+            "aborts",
+            (
+                "it takes aborts only with its admin key, so what is given up there goes on to its last token; "
+                "start it without --admin-api-key"
+            ),
         )

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from typing import Any, Literal
 
 from common.errors import ConfigError, ServerRefused, ServerUnavailable
+from common.logs import about
 from workers.governor import Governor
 from workers.sglang.answer import BadAnswer, Says
 from workers.sglang.server import Health, Pauses, Server, ServerState, State
@@ -236,7 +237,8 @@ class Servers:
             return  # another call has seen it already
         if server.state != "half_open" or state == "unfit":
             others = sum(other.state in {"up", "half_open"} and other is not server for other in self._servers)
-            log.warning("%s is %s; %s: %s", server.url, state, f"{others} left" if others else "waiting for it", reason)
+            left = f"{others} left" if others else "waiting for it"
+            log.warning("%s is %s; %s: %s", server.url, state, left, reason, extra=about(server=server.url))
             server.since = time.time()
         server.state, server.reason = state, reason
         server.failures += 1
@@ -262,7 +264,8 @@ class Servers:
 
     def _up(self, server: Server) -> None:
         if server.state != "checking":
-            log.info("%s is back after %.0f s", server.url, time.time() - server.since)
+            seconds = time.time() - server.since
+            log.info("%s is back after %.0f s", server.url, seconds, extra=about(server=server.url))
         server.state, server.since, server.on_trial = "up", time.time(), False
         self._look_no_longer(server)
         self.tell()
@@ -314,7 +317,7 @@ class Servers:
         """Like _open, from within the task that looks after the server."""
         first = server.state == "checking"
         if server.state != state:
-            log.warning("%s is %s: %s", server.url, state, reason)
+            log.warning("%s is %s: %s", server.url, state, reason, extra=about(server=server.url))
             server.state, server.since = state, time.time()
             server.failures += 1
         server.reason = reason

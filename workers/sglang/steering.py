@@ -5,6 +5,7 @@ import logging
 import random
 import time
 
+from common.logs import about
 from workers.sglang.http import Http
 from workers.sglang.loads import LoadReader
 from workers.sglang.server import Server
@@ -75,4 +76,5 @@ class Steering:
         said_at, said = self._said.get(server, (0.0, 0))
         if limit != said and time.monotonic() - said_at > _SAY_SECONDS:
             self._said[server] = (time.monotonic(), limit)
-            log.info("%s: %d of at most %d answers in flight (%s)", server.url, server.in_flight, limit, why)
+            text = "%s: %d of at most %d answers in flight (%s)"
+            log.info(text, server.url, server.in_flight, limit, why, extra=about(server=server.url))

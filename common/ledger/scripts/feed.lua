@@ -16,14 +16,15 @@ for _ = 1, tonumber(ARGV[4]) do
   end
   at = at + 2
 end
-local queued, bytes = 0, 0
+local queued, bytes, fed = 0, 0, tonumber(redis.call('HGET', KEYS[1], 'fed') or '0')
 while at <= #ARGV do
   -- A row that is done already (after a recovery the cursor starts again) is not queued a second time.
   if redis.call('GETBIT', KEYS[2], ARGV[at]) == 0 then
     -- One by one: a feed has no greatest size, and Lua unpacks some 8,000 values at most.
     redis.call('HSET', KEYS[4], ARGV[at], ARGV[at + 1])
-    -- In no message yet, and behind what was given back (_keys.py).
-    redis.call('ZADD', KEYS[3], string.format('%.17g', 0.5 + (ARGV[at] + 1) / 2 ^ 40), ARGV[at])
+    -- In no message yet, behind what was given back and what was fed before (_keys.py). In the order of the indices a
+    -- shuffled source would not be shuffled: the last rows of it would wait while others are fed.
+    redis.call('ZADD', KEYS[3], string.format('%.17g', 0.5 + (fed + queued + 1) / 2 ^ 40), ARGV[at])
     if ARGV[at + 2] ~= '0' then redis.call('HSET', KEYS[6], ARGV[at], ARGV[at + 2]) end
     queued = queued + 1
     bytes = bytes + #ARGV[at + 1]

@@ -1,8 +1,8 @@
 -- snapshot: everything that status and the keeper read of a dataset, at one instant.
--- KEYS: state queued leases lengths rejects flags
+-- KEYS: state queued leases lengths rejects flags stopped answers resumed
 -- ARGV:
--- ANSWERS: {now_ms, state fields, queued, of these in messages, in flight, lengths by bucket, rejects by reason, flags};
---   the four maps as flat lists
+-- ANSWERS: {now_ms, state fields, queued, of these in messages, in flight, lengths by bucket, rejects by reason, flags,
+--   turns not made by reason, answers to be followed, answers whose row is to be read again}; maps as flat lists
 local t = redis.call('TIME')
 return {
   t[1] * 1000 + math.floor(t[2] / 1000),
@@ -13,4 +13,7 @@ return {
   redis.call('HGETALL', KEYS[4]),
   redis.call('HGETALL', KEYS[5]),
   redis.call('HGETALL', KEYS[6]),
+  redis.call('HGETALL', KEYS[7]),
+  redis.call('HLEN', KEYS[8]),
+  redis.call('HLEN', KEYS[9]),
 }

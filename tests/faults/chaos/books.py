@@ -123,7 +123,7 @@ def _check_places(site: Site, dataset: Dataset, ended: set[int], books: Books) -
     """Each index is done in the files and in the ledger, or in neither; none is left where there is no cap."""
     with site.connection(30) as client:
         ledger = Ledger(client)
-        done = ledger.done_among(dataset.name, 0, len(dataset.rows))
+        done = ledger.done_among(dataset.name, range(len(dataset.rows)))
         state = ledger.snapshot(dataset.name)
     for indices, words in (
         (ended - done, "ended in the files, and not in the ledger"),

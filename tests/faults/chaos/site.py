@@ -176,6 +176,7 @@ class Site:
         # Few samples wait, so that what is given back is soon another's: that is how attempts come to be superseded.
         self.config.write_text(
             f'output = "out"\nredis = "unix://{self.socket}"\n[server]\nurls = [{urls}]\n'
+            '[gates]\naction = "none"\n'
             f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 256\n'
             f"[worker]\nconcurrency = {CONCURRENCY}\nleast_in_flight = {CONCURRENCY}\n"
             f"lease_seconds = {LEASE_SECONDS}\ndrain_seconds = 2\n"

@@ -12,7 +12,7 @@ from common.errors import UnavailableError
 from common.options import HELP
 from common.parent import end_with_parent
 from workers.sglang.simulator.config import SimulatorConfig
-from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER
+from workers.sglang.simulator.faults import ALL_OF_REQUESTS, OF_THE_SERVER
 from workers.sglang.simulator.presets import PRESETS
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.server import Simulator
@@ -78,13 +78,20 @@ def _preset(context: click.Context, _: click.Parameter, name: str | None) -> Non
     help="Stand behind a router (sgl-model-gateway): no /abort_request, /health knows nothing, fields are dropped, and "
     "when the server dies the router goes on and answers 503.",
 )
+@click.option(
+    "--says",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Say this in /server_info in place of its own, as in kv_cache_dtype=fp8_e5m2. Repeatable.",
+)
+@_setting("tokenizer", "A folder with a tokenizer.json, to read the texts of /tokenize; without it there is no such.")
 @click.option("--allow-auto-truncate", is_flag=True, help="Cut prompts that are too long, without a word.")
 @click.option(
     "--fault",
     "faults",
     multiple=True,
     metavar="NAME[:KEY=VALUE,...]",
-    help=f"Have a fault from the start: {', '.join([*OF_REQUESTS, *OF_THE_SERVER])}; as in reset:share=0.1, "
+    help=f"Have a fault from the start: {', '.join([*ALL_OF_REQUESTS, *OF_THE_SERVER])}; as in reset:share=0.1, "
     "nan:next=3,after=50, status:status=500 or poison:ids=5+6+7. GET /_sim/faults explains them, and POST sets them "
     "while it runs. Repeatable.",
 )

@@ -39,6 +39,8 @@ class SimulatorConfig:
     stream_output: bool = False  # streams carry the new ids alone
     stream_interval: int = 1  # ids in an event of a stream, save the first
     router: bool = False  # a router stands in front; see router.py
+    says: tuple[str, ...] = ()  # KEY=VALUE of /server_info that it says in place of its own; values in JSON, or text
+    tokenizer: str | None = None  # a folder with a tokenizer.json, by which it reads the texts of /tokenize
 
     die_on_bad_id: bool = True  # as every real server does
     restart_seconds: float | None = None  # from a death to the next life; None: it stays dead
@@ -96,6 +98,9 @@ class SimulatorConfig:
             raise UsageError(f"The simulator has no profile {self.profile}; give one of {', '.join(PROFILES)}.")
         for text in self.faults:
             parse(text)
+        for text in self.says:
+            if "=" not in text:
+                raise UsageError(f"The simulator is to say {text!r}; give KEY=VALUE, as in kv_cache_dtype=fp8_e5m2.")
 
     def _check_numbers(self) -> None:
         for name in (

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from workers.sglang.simulator import info
-from workers.sglang.simulator.faults import OF_REQUESTS, OF_THE_SERVER, Fault
+from workers.sglang.simulator.faults import ALL_OF_REQUESTS, OF_THE_SERVER, Fault
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.requests import Refusal
 
@@ -107,7 +107,8 @@ class Control:
         return info.json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def _get_faults(self, _: web.BaseRequest) -> web.StreamResponse:
-        return info.json_response({"faults": self._server.faults.active, "known": {**OF_REQUESTS, **OF_THE_SERVER}})
+        known = {**ALL_OF_REQUESTS, **OF_THE_SERVER}
+        return info.json_response({"faults": self._server.faults.active, "known": known})
 
     async def _set_faults(self, request: web.BaseRequest) -> web.StreamResponse:
         changes = await _read(request, dict[str, Fault | None])

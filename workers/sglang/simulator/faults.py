@@ -44,6 +44,16 @@ OF_REQUESTS = MappingProxyType(
         "poison": "kills the server if its prompt holds `ids`, one after the other",
     }
 )
+# What each makes of an answer; it is whole, and a client that looks at it alone takes it.
+OF_THE_MODEL = MappingProxyType(
+    {
+        "no_think_end": "the mark at the end of the thinking never comes",
+        "no_thinking": "the thinking ends before it has begun",
+        "loop": "from half-way on the last 20 ids again and again, up to max_new_tokens",
+        "other_model": "answers of another model, `factor` (3) times as long",
+    }
+)
+ALL_OF_REQUESTS = MappingProxyType({**OF_REQUESTS, **OF_THE_MODEL})
 # And these are of the server.
 OF_THE_SERVER = MappingProxyType(
     {
@@ -62,6 +72,7 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     after: Annotated[int, msgspec.Meta(ge=0)] = 0
     status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 503
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    factor: Annotated[float, msgspec.Meta(gt=0)] = 3.0
     megabytes: Annotated[int, msgspec.Meta(ge=1)] = 1024
     ids: tuple[int, ...] = ()
     struck: int = 0
@@ -137,8 +148,8 @@ def parse(text: str) -> tuple[str, Fault]:
 
 
 def _check(name: str, fault: Fault | None) -> None:
-    if name not in OF_REQUESTS and name not in OF_THE_SERVER:
-        raise ValueError(f"there is no fault {name}, only {', '.join([*OF_REQUESTS, *OF_THE_SERVER])}")
+    if name not in ALL_OF_REQUESTS and name not in OF_THE_SERVER:
+        raise ValueError(f"there is no fault {name}, only {', '.join([*ALL_OF_REQUESTS, *OF_THE_SERVER])}")
     if name == "poison" and fault is not None and not fault.ids:
         raise ValueError("poison needs ids")
 

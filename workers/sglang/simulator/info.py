@@ -3,9 +3,11 @@
 The real /server_info has 556 keys. Those below are the ones that a client can use, with the real names and types.
 """
 
+import functools
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -92,10 +94,24 @@ def _arguments(config: SimulatorConfig, port: int) -> dict[str, Any]:
         "preferred_sampling_params": None,
         "speculative_algorithm": None,
         "enable_hierarchical_cache": False,
+        "hicache_size": 0,
+        "hicache_ratio": 2.0,
+        "enable_dp_attention": False,
+        "nnodes": 1,
         "enable_metrics": True,
         "decode_log_interval": 40,
         "quantization": None,
+        **dict(map(_said, config.says)),
     }
+
+
+def _said(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE`, with a value in JSON, else a text."""
+    key, _, value = text.partition("=")
+    try:
+        return key, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return key, value
 
 
 def model_info(config: SimulatorConfig, weight_version: str) -> dict[str, Any]:
@@ -130,6 +146,25 @@ def models(config: SimulatorConfig) -> dict[str, Any]:
         "max_model_len": config.context_length,
     }
     return {"object": "list", "data": [model]}
+
+
+class _Text(msgspec.Struct):
+    prompt: str
+    add_special_tokens: bool = True
+
+
+@functools.lru_cache(maxsize=2)
+def _tokenizer(folder: str) -> Any:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - few simulated servers have one
+
+    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+
+def tokenized(config: SimulatorConfig, body: bytes) -> dict[str, Any]:
+    """The body of /tokenize for one text."""
+    asked = msgspec.json.decode(body, type=_Text)
+    ids = _tokenizer(config.tokenizer or "").encode(asked.prompt, add_special_tokens=asked.add_special_tokens).ids
+    return {"tokens": ids, "count": len(ids), "max_model_len": config.context_length}
 
 
 def loads(config: SimulatorConfig, load: Load) -> dict[str, Any]:

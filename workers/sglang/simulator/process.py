@@ -14,6 +14,7 @@ from workers.sglang.simulator.config import SimulatorConfig
 from workers.sglang.simulator.engine import End, Load, QueueFullError
 from workers.sglang.simulator.faults import Fault, Faults
 from workers.sglang.simulator.info import Totals
+from workers.sglang.simulator.other_answers import other_answer
 from workers.sglang.simulator.profiles import PROFILES
 from workers.sglang.simulator.replies import Draft, Times, Writer
 from workers.sglang.simulator.requests import DeadlyRequestError, GenerateRequest, Refusal, RequestReader, new_rid
@@ -203,10 +204,15 @@ class Process:
         elif (response := await faulty.before(name, fault, request)) is not None:
             return response
         self._totals.refused -= 1
-        return await self._answer(request, faulty.asked_instead(name, asked), received, name)
+        return await self._answer(request, faulty.asked_instead(name, asked), received, name, struck=fault)
 
     async def _answer(
-        self, request: web.BaseRequest, asked: GenerateRequest, received: float, fault: str = ""
+        self,
+        request: web.BaseRequest,
+        asked: GenerateRequest,
+        received: float,
+        fault: str = "",
+        struck: Fault | None = None,
     ) -> web.StreamResponse:
         answer = self._answers.answer(
             asked.input_ids,
@@ -217,6 +223,8 @@ class Process:
         )
         if fault:
             answer = faulty.answered_instead(fault, answer, asked, self._config)
+        if struck is not None:
+            answer = other_answer(fault, struck, answer, asked, self._config)
         if self._leaks:
             answer = faulty.leaking(answer, asked)
         if asked.stream:

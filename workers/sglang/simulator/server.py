@@ -194,6 +194,8 @@ class Simulator:
             "/ping": {"GET": self._ping},
             **Control(self).routes(),
         }
+        if self.config.tokenizer is not None:
+            routes["/tokenize"] = {"POST": self._tokenize}
         if profile.has_short_info_names:
             routes |= {"/server_info": server_info, "/model_info": model_info}
         if profile.has_v1_loads:
@@ -238,6 +240,9 @@ class Simulator:
 
     async def _model_info(self, _: web.BaseRequest) -> web.StreamResponse:
         return info.json_response(info.model_info(self.config, self.process.weight_version))
+
+    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        return info.json_response(info.tokenized(self.config, await request.read()))
 
     async def _models(self, _: web.BaseRequest) -> web.StreamResponse:
         return info.json_response(info.models(self.config))

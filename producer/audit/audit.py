@@ -1,0 +1,113 @@
+"""The audit of one source: its rows gone through once, then what was found."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.chat_template import Tokenizer
+from producer.audit import of_answers, of_rows
+from producer.audit.finding import Finding
+from producer.audit.gather import Gathered, gather
+from producer.audit.tokens import ROWS, Measured, Sampled
+from producer.datasets.containers import MAX_ROW_BYTES
+
+_ORDER = ("wrong", "warning", "note")
+PERCENTILES = ("p5", "p25", "p50", "p75", "p95", "p99", "max")
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """What is to be said of one source; `facts` as --json has them."""
+
+    source: str
+    verdict: str
+    findings: list[Finding]
+    facts: dict[str, Any]
+    lengths: dict[str, dict[str, int]]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something is wrong with it, beyond a warning."""
+        return any(one.level == "wrong" for one in self.findings)
+
+
+def audit(
+    source: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    sample_rows: int = ROWS,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> Audited:
+    """Audit a file, folder, pattern or URL. Raises OSError, and DataError if not a single row can be read."""
+    seen = gather(source, Sampled(sample_rows if tokenizer else 0), max_row_bytes)
+    measured = seen.sampled.measure(tokenizer) if tokenizer else None
+    found = [*of_answers.findings(seen, measured), *of_rows.findings(seen, measured)]
+    found.sort(key=lambda one: _ORDER.index(one.level))
+    return Audited(seen.source, verdict(found), found, _facts(seen, measured), _lengths(seen, measured))
+
+
+def verdict(found: Sequence[Finding]) -> str:
+    """The worst finding as one paragraph, or that there is none."""
+    alarms = [one for one in found if one.alarm]
+    if not alarms:
+        return "Nothing looks wrong."
+    worst = alarms[0]
+    more = f" {len(alarms) - 1} more alarms stand below." if len(alarms) > 2 else ""
+    more = " One more alarm stands below." if len(alarms) == 2 else more
+    parts = [worst.says, worst.cause, worst.fix and f"What to do: {worst.fix}"]
+    return " ".join(part for part in parts if part) + more
+
+
+def _facts(seen: Gathered, measured: Measured | None) -> dict[str, Any]:
+    texts = seen.answers - seen.id_tokens.count
+    facts: dict[str, Any] = {
+        "rows": seen.rows,
+        "bytes": seen.bytes,
+        "layouts": dict(seen.layouts.most_common()),
+        "broken_rows": seen.broken.rows.total(),
+        "answers": seen.answers,
+        "answers_without_reasoning": texts - seen.reasoned,
+        "reasoning_in_content": seen.in_content,
+        "finish_reasons": dict(seen.finish_reasons.most_common()),
+        "claimed_completion_tokens": seen.claimed.total if seen.claimed.rows else None,
+        "tokens_in_text": None,
+    }
+    if measured is not None:
+        facts["tokens_in_text"] = {
+            "rows_sampled": measured.rows,
+            "rows_refused": measured.refused,
+            "rows_left_out_as_too_long": seen.sampled.too_long,
+            "rows_compared": len(measured.both),
+            "claimed_mean": round(measured.claimed_mean, 1),
+            "text_mean": round(measured.text_mean, 1),
+        }
+    return facts
+
+
+def _lengths(seen: Gathered, measured: Measured | None) -> dict[str, dict[str, int]]:
+    kinds = {
+        "answer, ids": seen.id_tokens,
+        "answer, tokens claimed": seen.claimed,
+        "answer, tokens of the sample": measured.tokens if measured else None,
+        "answer, characters": seen.characters,
+        "reasoning, characters": seen.reasoning_characters,
+    }
+    return {
+        name: {"mean": round(one.mean), **dict(zip(PERCENTILES, one.percentiles(), strict=True))}
+        for name, one in kinds.items()
+        if one is not None and one.rows
+    }
+
+
+def token_check(facts: dict[str, Any]) -> str:
+    """What was done to compare tokens, for people."""
+    measured = facts["tokens_in_text"]
+    if measured is None:
+        return "tokens in the text were not checked, for want of a tokenizer (--tokenizer DIR)"
+    if not measured["rows_compared"]:
+        return f"{measured['rows_sampled']:,} rows were tokenized; they claim no tokens to compare with"
+    return (
+        f"of {measured['rows_compared']:,} rows tokenized, usage claims {measured['claimed_mean']:,.0f} tokens a row "
+        f"and the text has {measured['text_mean']:,.0f}"
+    )

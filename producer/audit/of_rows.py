@@ -1,0 +1,241 @@
+"""Findings on the rows: broken lines, duplicates, damaged texts, the order of roles, ids that were decoded."""
+
+from collections.abc import Iterator
+
+from producer.audit.finding import Finding, each, level_of, share
+from producer.audit.gather import Gathered
+from producer.audit.tokens import Measured
+from producer.datasets.reasons import REASONS
+
+
+def findings(seen: Gathered, measured: Measured | None) -> Iterator[Finding]:
+    """All of these."""
+    yield from _broken(seen)
+    yield from _duplicates(seen)
+    of = max(1, seen.rows)
+    yield from each(seen.damages, _DAMAGES, of)
+    yield from each(seen.damages, {f"prompt:{name}": _in_prompt(*one) for name, one in _DAMAGES.items()}, of)
+    yield from _roles(seen)
+    if measured is not None:
+        yield from _decoded(measured)
+
+
+def _broken(seen: Gathered) -> Iterator[Finding]:
+    if not seen.rows:
+        yield Finding("wrong", "no_rows", "There is not a single row.", fix="see that the file is the right one.")
+    if seen.fault:
+        yield Finding(
+            "wrong",
+            "cut_off",
+            f"After {seen.rows:,} rows it could not be read on: {seen.fault}.",
+            "The copy was not finished, or the disk was full.",
+            "put a whole copy in its place.",
+        )
+    for reason, count in seen.broken.rows.most_common():
+        yield Finding(
+            level_of(count, seen.rows, wrong=0.01),
+            reason,
+            f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}) cannot be read: {REASONS[reason]}.",
+            "A writer died within a line, or several wrote to one file at once." if reason == "not_json" else "",
+            "look at these rows, and write them anew or leave them out.",
+            tuple(seen.broken.examples[reason]),
+        )
+
+
+def _duplicates(seen: Gathered) -> Iterator[Finding]:
+    pairs, prompts, replies = (one.repeated() for one in (seen.pairs, seen.prompts, seen.replies))
+    if pairs:
+        yield Finding(
+            level_of(pairs, seen.rows, wrong=0.2, warning=0.001),
+            "duplicates",
+            f"{pairs:,} rows ({share(pairs, seen.rows)}) have prompt and answer of an earlier row.",
+            "Files were joined twice, or a job that was started again wrote what it had written.",
+            "keep one of each (`tokenmill export --dedupe` does).",
+            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.pairs.examples()),
+        )
+    if prompts > pairs:
+        yield Finding(
+            "note",
+            "same_prompts",
+            f"{prompts:,} rows ({share(prompts, seen.rows)}) have the prompt of an earlier row.",
+            "Several answers were asked for each prompt, or the prompts were not freed of duplicates.",
+            "",
+            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.prompts.examples()),
+        )
+    others = replies - pairs
+    if others > 0:
+        yield Finding(
+            level_of(others, seen.rows, wrong=0.5, warning=0.02),
+            "same_answers",
+            f"{others:,} rows ({share(others, seen.rows)}) have the answer of another row, to another prompt.",
+            "A refusal or an error text was saved as an answer, the model repeats itself at temperature 0, or answers "
+            "were joined to the wrong prompts.",
+            "look at the examples.",
+            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.replies.examples()),
+        )
+
+
+_TEMPLATE = (
+    "The text was decoded with skip_special_tokens=False and not cut at the end token, or the prompt was pasted "
+)
+# As in of_answers.
+_DAMAGES = {
+    "control_tokens": (
+        "control tokens such as <|im_end|> as text in the answer",
+        _TEMPLATE + "in as text. A tokenizer makes control ids of them, which end the turn where there is no end.",
+        "cut them out, or leave these rows out; ids have no such trouble.",
+        0.05,
+        0.0005,
+    ),
+    "think_doubled": (
+        "a think block within a think block, or one in the content beside the reasoning",
+        "Reasoning was pasted before a content that held it, or a template that writes <think> was given it again.",
+        "keep the reasoning once: in its field, with the content behind </think>.",
+        0.05,
+        0.0,
+    ),
+    "think_unclosed": (
+        "a <think> that is never closed",
+        "The answer was cut off while the model was thinking, and finish_reason does not say so.",
+        "leave these rows out, and raise max_new_tokens.",
+        0.1,
+        0.0,
+    ),
+    "think_end_alone": (
+        "</think> without <think>",
+        "The chat template opens the think block in the prompt, and the server ran without a reasoning parser.",
+        "split the content at </think>: what stands before it is reasoning, and tokenmill reads it so.",
+        2.0,
+        1.0,
+    ),
+    "tool_calls_as_text": (
+        "tool calls as text in the content",
+        "The server ran without a tool call parser.",
+        "read them from the text, or ask /generate for ids.",
+        2.0,
+        1.0,
+    ),
+    "replacement": (
+        "U+FFFD in the answer",
+        "A stream was decoded token by token, so that characters of several tokens were lost.",
+        "decode whole answers, not pieces; these rows cannot be repaired.",
+        0.02,
+        0.001,
+    ),
+    "mojibake": (
+        "mojibake in the answer, such as \u00c3\u00a9 for \u00e9",
+        "UTF-8 was read as latin-1 or cp1252 on its way.",
+        "set the client's encoding to UTF-8; text.encode('cp1252').decode('utf-8') repairs most of it.",
+        0.02,
+        0.001,
+    ),
+    "nul": (
+        "NUL characters in the answer",
+        "Padding, or a power cut while the file was written.",
+        "leave these rows out.",
+        0.02,
+        0.0,
+    ),
+}
+
+
+def _in_prompt(says: str, cause: str, fix: str, wrong: float, warning: float) -> tuple[str, str, str, float, float]:
+    """The same in earlier turns, which someone else wrote: it is told, and no alarm unless there is much of it."""
+    del wrong
+    told = says.replace(" in the answer", "").replace(" in the content", "")
+    return f"{told}, in earlier turns", cause, fix, 2.0, max(0.05, warning)
+
+
+_ROLES = {
+    "starts_with_assistant": "the assistant begins",
+    "no_user": "no user turn",
+    "user_twice": "two user turns in a row",
+    "assistant_twice": "two assistant turns in a row",
+    "late_system": "a system turn in the middle",
+    "tool_without_call": "a tool's result with no call before it",
+    "empty_turn": "a turn with nothing in it",
+    "no_answer": "no answer at the end",
+}
+_PROMPTS = "No row ends with an answer: these are prompts, or conversations that end with a user or a tool."
+_BAD_ORDER = (
+    "Turns were lost, or a tree of messages was flattened; most templates render it without a word, and wrongly."
+)
+
+
+def _roles(seen: Gathered) -> Iterator[Finding]:
+    for name, says in _ROLES.items():
+        count = seen.roles[name]
+        if not count:
+            continue
+        prompts_only = name == "no_answer" and not seen.answers
+        level = "note" if prompts_only else level_of(count, seen.rows, wrong=0.3, warning=0.01)
+        text = f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}): {says}."
+        if prompts_only:
+            yield Finding("note", "prompts", _PROMPTS)
+            continue
+        examples = tuple(seen.roles.examples[name])
+        yield Finding(level, name, text, _BAD_ORDER, "leave these rows out, or repair the order.", examples)
+    if seen.rows and not seen.answers and not seen.roles["no_answer"] and sum(seen.layouts.values()):
+        yield Finding("note", "prompts", _PROMPTS)
+
+
+def _decoded(measured: Measured) -> Iterator[Finding]:
+    counts, of = measured.counts, measured.rows
+    yield from each(counts, _IDS, max(1, of), "rows of the sample")
+    closed = counts["think_end"] + counts["think_end_again"]
+    open_ = counts["no_think_end"]
+    if closed and open_ > 0.02 * of:
+        yield Finding(
+            level_of(open_, of, wrong=0.5, warning=0.02),
+            "no_think_end",
+            f"{open_:,} of {of:,} rows of ids in the sample ({share(open_, of)}) have no </think>; the others do.",
+            "They were cut off while the model was thinking, or it did not think there.",
+            "leave out what was cut off; see that all prompts were made with the same chat_template_kwargs.",
+            tuple(counts.examples["no_think_end"]),
+        )
+
+
+_IDS = {
+    "out_of_range": (
+        "ids beyond the vocabulary",
+        "The tokenizer is not that of the model.",
+        "name the model's own folder with --tokenizer; if it is, do not train on these.",
+        0.001,
+        0.0,
+    ),
+    "unclosed": (
+        "a think block that the prompt opens and the answer never closes",
+        "They were cut off while the model was thinking.",
+        "leave these rows out, and raise max_new_tokens.",
+        0.2,
+        0.01,
+    ),
+    "no_end": (
+        "no end token at the end",
+        "The end token was cut off, or the answer was, and finish_reason does not say so.",
+        "a model that learns from them does not learn to stop: keep the end token that the server wrote.",
+        0.2,
+        0.01,
+    ),
+    "end_within": (
+        "an end token before the end",
+        "Several turns are learnt as one answer, or the answer went on behind its end (ignore_eos).",
+        "cut answers at their first end token; for conversations this is as it must be.",
+        2.0,
+        0.5,
+    ),
+    "think_end_again": (
+        "</think> more than once",
+        "A template wrote a think block around reasoning that had one, or several turns are learnt.",
+        "look at these rows with the tokenizer.",
+        0.5,
+        0.05,
+    ),
+    "replacement": (
+        "ids that decode to U+FFFD",
+        "Characters were cut in two, or the model wrote that character.",
+        "look at these rows.",
+        0.2,
+        0.02,
+    ),
+}

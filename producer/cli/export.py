@@ -1,0 +1,206 @@
+"""`export`."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from common.options import HELP, config_option
+
+if TYPE_CHECKING:
+    from common.settings import Settings
+    from producer.export.export import Exported, MakeWriter
+    from producer.export.push import Target
+    from producer.export.texts import Texts
+
+TEXTS = ("messages", "sharegpt", "openai-batch")
+FORMATS = ("ids", "parquet", "arrow", *TEXTS)
+
+
+class _Amounts(click.ParamType[tuple[str, float]]):
+    """`A=1000`, or `1000` for all datasets (key "")."""
+
+    name = "amount"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        name, _, number = str(value).rpartition("=")
+        try:
+            amount = float(number.replace("_", ""))
+        except ValueError:
+            amount = 0
+        if not 0 < amount < float("inf"):
+            self.fail(f"{value!r} is no amount; write DATASET=NUMBER", param, ctx)
+        return name, amount
+
+
+@click.command(context_settings=HELP, short_help="Training files with loss masks.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@config_option
+@click.option("--format", "layout", type=click.Choice(FORMATS), default="ids", show_default=True, help="See above.")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), metavar="DIR", help="A new or empty folder.")
+@click.option("--overwrite", is_flag=True, help="Replace the earlier export in DIR.")
+@click.option("--dry-run", is_flag=True, help="Print the counts, write nothing.")
+@click.option("--flag", "flags", multiple=True, metavar="FLAG", help="Only answers with this flag (each, if repeated).")
+@click.option("--no-flag", "no_flags", multiple=True, metavar="FLAG", help="No answer with this flag.")
+@click.option("--finish-reason", "finish_reasons", multiple=True, help="Only these: stop, length.")
+@click.option("--min-tokens", type=click.IntRange(0), default=0, help="Only answers of so many tokens at least.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Only answers of so many tokens at most.")
+@click.option("--max-length", type=click.IntRange(2), help="Longest row, in tokens; see --too-long.")
+@click.option(
+    "--too-long",
+    type=click.Choice(["drop", "cut", "split"]),
+    default="drop",
+    show_default=True,
+    help="What becomes of rows beyond --max-length.",
+)
+@click.option("--cap", "caps", type=_Amounts(), multiple=True, metavar="[DATASET=]N", help="Tokens to learn at most.")
+@click.option("--mix", type=_Amounts(), multiple=True, metavar="DATASET=W", help="Shares of the tokens to learn.")
+@click.option("--dedupe", is_flag=True, help="Of equal prompts with equal answers, one.")
+@click.option("--join-turns", is_flag=True, help="A conversation is one row, where its template allows that.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Mix all datasets; by default source order, one by one.")
+@click.option("--eval", "held_out", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share held out.")
+@click.option("--push", metavar="URL", help="Copy it there, too: hf://datasets/OWNER/NAME, s3://…, gs://….")
+@click.option("--shard-rows", type=click.IntRange(1), help="Rows of a parquet or arrow file at most.")
+@click.option("--shard-bytes", type=click.IntRange(1), default=512 << 20, help="Its bytes, about.")
+def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Path | None, **options: Any) -> None:
+    """Write the answers of each DATASET (by default all) as training files into the folder DIR.
+
+    \b
+    ids           ids/train.jsonl: id, input_ids, loss_mask and flat columns; for SpecForge's
+                  data.prompts_path (the file) and speculators' prepare-data (the folder ids)
+    parquet       parquet/train-*.parquet, with a dataset card
+    arrow         arrow/train, for datasets.load_from_disk, with seq_len
+    messages      messages/train.jsonl: conversation_id, messages; for Model-Optimizer
+    sharegpt      sharegpt/train.json: id, conversations of human and gpt, one question
+                  and its answer; for EAGLE
+    openai-batch  openai-batch/train.input.jsonl and train.output.jsonl: requests and
+                  answers of OpenAI's batches
+
+    The last three are texts. Each row is read back from its ids with the tokenizer of the configuration and rendered
+    again: one that does not come out with the same ids is left out and counted, by reason. Rows cannot be cut, split
+    or joined there.
+
+    The loss mask is 0 on the prompt and 1 on what the model wrote, its end token included. Beside the rows stand
+    token_counts.json (how often each id is learnt, for SpecForge's vocabulary mapping) and manifest.json (what is in
+    there, and from what; `tokenmill verify DIR` checks it). Trainers cut longer rows in silence, SpecForge at 2,048
+    and speculators at 8,192 tokens unless told otherwise: tell them the longest row, which is printed here.
+
+    The same records, options and seed give the same bytes. Needs no Redis, and may run beside the run; nothing stands
+    under DIR before all of it is on disk.
+    """  # noqa: D301
+    from common.errors import UsageError
+    from common.settings import load_settings
+    from producer.cli.chosen import chosen
+    from producer.export.choose import Wanted
+    from producer.export.export import Shape
+    from producer.export.export import export as write
+
+    if folder is None and not options["dry_run"]:
+        raise UsageError("export needs a folder for the files; name it with -o DIR, or count with --dry-run")
+    settings = load_settings(config)
+    names = chosen(settings, datasets)
+    texts = _texts(settings, names, layout, options) if layout in TEXTS else None
+    target = _target(options)
+    wanted = Wanted(
+        **{key: options[key] for key in ("flags", "no_flags", "finish_reasons", "min_tokens", "max_tokens")},
+        gated=dict.fromkeys(names, settings.gates.dropped)
+        | {dataset.name: settings.gates_of(dataset).dropped for dataset in settings.datasets},
+        dedupe=options["dedupe"],
+        shuffle=options["shuffle"],
+        held_out=options["held_out"],
+        caps={name: int(n) for name, n in _by_dataset(options["caps"], names, "--cap").items()},
+        mix=_by_dataset(options["mix"], names, "--mix"),
+    )
+    done = write(
+        settings.output,
+        names,
+        wanted,
+        Shape(
+            **{key: options[key] for key in ("join_turns", "max_length", "too_long")},
+            whole=texts is not None,
+            check=texts.check if texts is not None else None,
+        ),
+        None if options["dry_run"] else texts.writer if texts is not None else _writer(layout, options),
+        folder or Path("-"),
+        layout=layout,
+        command=["tokenmill", *sys.argv[1:]],
+        overwrite=options["overwrite"],
+    )
+    _tell(done, written=not options["dry_run"])
+    if target is not None:
+        target.push(done.folder, [*done.files, "manifest.json"])
+        click.echo(f"pushed to {target.url}", err=True)
+
+
+def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
+    if layout == "ids":
+        from producer.export.jsonl import JsonLines
+
+        return JsonLines
+    from producer.export.columnar import Arrow, Limits, parquet
+
+    limits = Limits(options["shard_rows"], options["shard_bytes"])
+    kind = parquet if layout == "parquet" else Arrow
+    return lambda folder, split: kind(folder, split, limits)
+
+
+def _texts(settings: "Settings", names: Sequence[str], layout: str, options: dict[str, Any]) -> "Texts":
+    from common.errors import UsageError
+    from common.run_file import read_run_file
+    from producer.export.conversations import conversations
+    from producer.export.texts import Texts, request_of
+
+    for is_given, option in (
+        (options["join_turns"], "--join-turns"),
+        (options["too_long"] != "drop", f"--too-long {options['too_long']}"),
+    ):
+        if is_given:
+            raise UsageError(f"{option} makes rows that are no whole answer, and {layout} has texts of whole answers")
+    return Texts(conversations(settings, names), layout, request_of(read_run_file(settings.output) or {}))
+
+
+def _target(options: dict[str, Any]) -> "Target | None":
+    """Where to push to; what cannot be reached is told before all the rows are written."""
+    from producer.export.push import Target
+
+    if options["push"] is None or options["dry_run"]:
+        return None
+    return Target(options["push"], overwrite=options["overwrite"])
+
+
+def _by_dataset(amounts: Sequence[tuple[str, float]], names: Sequence[str], option: str) -> dict[str, float]:
+    """Amounts by dataset; one without a name is that of all that are not named."""
+    from common.errors import UsageError
+    from common.settings import nearest
+
+    named = dict(amounts)
+    everyone = named.pop("", None)
+    if everyone is not None and option == "--mix":
+        raise UsageError("--mix needs a dataset: write DATASET=WEIGHT")
+    for name in named:
+        if name not in names:
+            raise UsageError(f"{option} names {name!r}, which is not exported{nearest(name, set(names))}")
+    return ({} if everyone is None else dict.fromkeys(names, everyone)) | named
+
+
+def _tell(done: "Exported", *, written: bool) -> None:
+    for name, tally in done.datasets.items():
+        others = [f"{reason} {n:,}" for reason, n in tally.items() if n and reason not in {"records", "faults"}]
+        click.echo(f"{name}: {tally['records']:,} records; {', '.join(others) or 'none taken'}", err=True)
+        if tally["faults"]:
+            click.echo(
+                f"{name}: {tally['faults']:,} lines are no records and were left out; `tokenmill verify {name}` "
+                "names them",
+                err=True,
+            )
+    for split, sums in done.splits.items():
+        click.echo(
+            f"{split}: {sums.rows:,} rows, {sums.tokens:,} tokens, {sums.trained_tokens:,} to learn, longest row "
+            f"{sums.longest:,} tokens",
+            err=True,
+        )
+    if written:
+        for path in done.files:
+            click.echo(done.folder / path)

@@ -1,0 +1,198 @@
+"""Which records are exported, and in what order: a pass over the segments that keeps 56 bytes a record.
+
+The order, the split and the choice go by hashes of what a record is (dataset, index), never by files or workers: the
+same records give the same export, whoever wrote them.
+"""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DataError
+from common.records import Head
+from common.segments import Entry, Fault, count, lines, read
+from common.turns import row_of as row_of_turn
+from producer.export.rows import NOT_A_ROW, Row, row_of
+
+_PICK = np.dtype(
+    [
+        ("dataset", "i4"),
+        ("path", "i4"),
+        ("offset", "i8"),
+        ("size", "i8"),
+        ("index", "i8"),
+        ("order", "u8"),
+        ("trained", "i8"),
+        ("held_out", "?"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an export takes. Lengths are tokens; `caps` and `mix` are of tokens that a model wrote."""
+
+    flags: Sequence[str] = ()  # only records with all of these
+    no_flags: Sequence[str] = ()  # none with one of these
+    gated: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by dataset, the flags its gates leave out
+    finish_reasons: Sequence[str] = ()
+    min_tokens: int = 0  # of the answer
+    max_tokens: int | None = None
+    dedupe: bool = False  # of records with equal prompt and answer, the first stays
+    shuffle: int | None = None  # a seed; without one the order is that of the sources
+    held_out: float = 0.0  # the share of the samples that goes to `eval`
+    caps: Mapping[str, int] = field(default_factory=dict)
+    mix: Mapping[str, float] = field(default_factory=dict)  # shares by dataset, each cut down to what the least gives
+
+
+@dataclass(slots=True)
+class Chosen:
+    """The picks in the order of writing; what was left out, by dataset and reason; caps that follow from a mix."""
+
+    names: list[str]
+    paths: list[Path]
+    picks: NDArray[np.void]
+    tallies: dict[str, Counter[str]]
+    caps: dict[str, int]
+
+    def rows(self, split: Literal["train", "eval"]) -> Iterator[tuple[Row, int | None]]:
+        """The rows of a split, each with the index of its parent, in order; one at a time in memory.
+
+        Raises DataError for a record that cannot be read; OSError.
+        """
+        files: dict[int, BinaryIO] = {}
+        with contextlib.ExitStack() as stack:
+            for pick in self.picks[self.picks["held_out"] == (split == "eval")].tolist():
+                number, offset, size = pick[1:4]
+                file = files.get(number)
+                if file is None:
+                    file = files[number] = stack.enter_context(self.paths[number].open("rb", buffering=0))
+                try:
+                    yield row_of(os.pread(file.fileno(), size, offset))
+                except NOT_A_ROW as error:
+                    raise DataError(
+                        f"the record at byte {offset} of {self.paths[number]} cannot be read ({error}); "
+                        "`tokenmill verify` names every such line"
+                    ) from None
+
+
+class _Told(Head, frozen=True, kw_only=True):
+    """What a record is chosen by."""
+
+    finish_reason: str
+
+
+class _Ids(msgspec.Struct, frozen=True):
+    input_ids: msgspec.Raw
+    output_ids: msgspec.Raw
+
+
+_decode_told = msgspec.json.Decoder(_Told).decode
+_decode_ids = msgspec.json.Decoder(_Ids).decode
+
+
+def _scan(path: Path, dataset: str) -> Iterator[Entry | Fault]:
+    for line in lines(path):
+        yield read(line, dataset, _decode_told)
+
+
+def choose(output: Path, names: Sequence[str], wanted: Wanted) -> Chosen:
+    """Look at every record that counts of `names`. Raises DataError for one that cannot be read; OSError."""
+    chosen = Chosen([*names], [], np.zeros(0, _PICK), {name: Counter() for name in names}, dict(wanted.caps))
+    parts = [np.fromiter(_picks(output, number, chosen, wanted), _PICK) for number in range(len(names))]
+    picks = np.concatenate(parts)
+    keys = ("index", "order", "dataset") if wanted.shuffle is None else ("index", "order")
+    picks = picks[np.lexsort([picks[key] for key in keys])]
+    chosen.picks = _without_equals(picks, chosen, wanted.dedupe)
+    if wanted.mix:
+        _mix(chosen, wanted.mix)
+    return chosen
+
+
+def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterator[tuple[int | bool, ...]]:
+    name, tally = chosen.names[number], chosen.tallies[chosen.names[number]]
+    counted = count(output, name, _scan)
+    tally["faults"] = sum(not fault.torn for fault in counted.faults)
+    numbers: dict[Path, int] = {}
+    for entry in counted.entries.values():
+        told = entry.what
+        assert isinstance(told, _Told)
+        tally["records"] += 1
+        if reason := _left_out(told, wanted, wanted.gated.get(name, frozenset())):
+            tally[reason] += 1
+            continue
+        if entry.path not in numbers:
+            numbers[entry.path] = len(chosen.paths)
+            chosen.paths.append(entry.path)
+        # The turns of a conversation stay together, and on one side of the split.
+        one = told.index if told.turn is None else row_of_turn(told.index)
+        order = 0 if wanted.shuffle is None else _hash(f"order {wanted.shuffle} {name} {one}")
+        held_out = wanted.held_out > 0 and _hash(f"split {name} {one}") < wanted.held_out * 2**64
+        size = entry.end - entry.offset
+        yield number, numbers[entry.path], entry.offset, size, told.index, order, told.completion_tokens, held_out
+
+
+def _left_out(told: _Told, wanted: Wanted, gated: frozenset[str]) -> str:
+    flags = set(told.flags)
+    checks: tuple[tuple[str, bool], ...] = (
+        ("without_flag", not flags.issuperset(wanted.flags)),
+        ("with_flag", not flags.isdisjoint(wanted.no_flags)),
+        ("left_out_by_gate", not flags.isdisjoint(gated)),
+        ("finish_reason", bool(wanted.finish_reasons) and told.finish_reason not in wanted.finish_reasons),
+        ("too_few_tokens", told.completion_tokens < max(1, wanted.min_tokens)),
+        ("too_many_tokens", wanted.max_tokens is not None and told.completion_tokens > wanted.max_tokens),
+    )
+    return next((reason for reason, fails in checks if fails), "")
+
+
+def _hash(text: str) -> int:
+    """64 bits that are the same on every machine."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _without_equals(picks: NDArray[np.void], chosen: Chosen, dedupe: bool) -> NDArray[np.void]:
+    """The picks whose ids no earlier pick has, in the order of writing. Holds 16 bytes a pick, and a pass over all."""
+    if not dedupe:
+        return picks
+    seen: set[bytes] = set()
+    keep = np.ones(len(picks), bool)
+    for number, digest in enumerate(_digests(picks, chosen.paths)):
+        if digest in seen:
+            keep[number] = False
+            chosen.tallies[chosen.names[int(picks[number]["dataset"])]]["duplicate"] += 1
+        seen.add(digest)
+    return picks[keep]
+
+
+def _digests(picks: NDArray[np.void], paths: Sequence[Path]) -> Iterator[bytes]:
+    files = [path.open("rb") for path in paths]
+    try:
+        for pick in picks:
+            file = files[int(pick["path"])]
+            file.seek(int(pick["offset"]))
+            seen = _decode_ids(file.read(int(pick["size"])))
+            yield blake2b(bytes(seen.input_ids) + bytes(seen.output_ids), digest_size=16).digest()
+    finally:
+        for file in files:
+            file.close()
+
+
+def _mix(chosen: Chosen, mix: Mapping[str, float]) -> None:
+    """Caps that give each dataset its share: the one that has least for its share is taken whole."""
+    has = {
+        name: int(chosen.picks["trained"][chosen.picks["dataset"] == number].sum())
+        for number, name in enumerate(chosen.names)
+    }
+    has = {name: min(tokens, chosen.caps.get(name, tokens)) for name, tokens in has.items()}
+    unit = min(has[name] / share for name, share in mix.items())
+    for name, share in mix.items():
+        chosen.caps[name] = int(unit * share)

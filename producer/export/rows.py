@@ -1,0 +1,180 @@
+"""Training rows from records: ids, the spans that a trainer learns, and what is cut, dropped or split by length.
+
+The loss mask is the plain boundary of SpecForge and speculators: 0 on the prompt, 1 on what the model wrote, its end
+token included, unshifted. The ids are the served model's own; nothing is tokenized here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from common.segments import NOT_JSON
+
+Ids = NDArray[np.integer[Any]]
+TooLong = Literal["cut", "drop", "split"]
+Tallies = Mapping[str, Counter[str]]  # by dataset: how many, by what became of them
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training row. `spans` are the (start, stop) of `input_ids` that a model wrote: mask 1 there, 0 elsewhere."""
+
+    id: str
+    dataset: str
+    index: int
+    row_id: str  # the source row's own id, "" where it has none
+    finish_reason: str
+    flags: tuple[str, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    input_ids: Ids
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
+
+    @property
+    def loss_mask(self) -> NDArray[np.int8]:
+        """0 or 1 for each id."""
+        mask = np.zeros(len(self.input_ids), np.int8)
+        for start, stop in self.spans:
+            mask[start:stop] = 1
+        return mask
+
+    def part(self, start: int, stop: int, name: str = "") -> "Row":
+        """The ids from `start` to before `stop`, with the spans that lie there."""
+        spans = tuple((max(a, start) - start, min(b, stop) - start) for a, b in self.spans if a < stop and b > start)
+        return replace(self, id=self.id + name, input_ids=self.input_ids[start:stop], spans=spans)
+
+
+class _Lean(msgspec.Struct, frozen=True, kw_only=True):
+    """A record whose ids are still text: they go into arrays, without an object for each."""
+
+    dataset: str
+    index: int
+    sample_id: str
+    input_ids: msgspec.Raw
+    output_ids: msgspec.Raw
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    flags: tuple[str, ...]
+    meta: dict[str, Any]
+    parent: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Lean).decode
+NOT_A_ROW = (*NOT_JSON, ValueError)  # what row_of raises where a line is no whole record
+
+
+def row_of(line: bytes) -> tuple[Row, int | None]:
+    """The row of a record's line, and the index of its parent. Raises one of NOT_A_ROW."""
+    record = _decode(line)
+    row_id = record.meta.get("id")
+    boundary, end = record.prompt_tokens, record.prompt_tokens + record.completion_tokens
+    ids = np.empty(end, np.int32)
+    ids[:boundary] = _ids(record.input_ids, boundary)
+    ids[boundary:] = _ids(record.output_ids, end - boundary)
+    row = Row(
+        id=record.sample_id,
+        dataset=record.dataset,
+        index=record.index,
+        row_id="" if row_id is None else row_id if isinstance(row_id, str) else msgspec.json.encode(row_id).decode(),
+        finish_reason=record.finish_reason,
+        flags=record.flags,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        input_ids=ids,
+        spans=((boundary, end),),
+    )
+    return row, record.parent
+
+
+def _ids(raw: msgspec.Raw, tokens: int) -> Ids:
+    """A JSON list of ids as an array: half the time of a list and its conversion. Raises ValueError."""
+    text = bytes(raw)
+    if text.translate(None, b"0123456789,[] "):
+        raise ValueError("its ids are not plain whole numbers")
+    ids = np.fromstring(text[1:-1], dtype=np.int64, sep=",") if tokens else np.zeros(0, np.int64)
+    if len(ids) != tokens or (tokens and ids.max() >= 2**31):
+        raise ValueError(f"it has {len(ids)} ids where it counts {tokens}, or one of 32 bits and more")
+    return ids
+
+
+def joined(rows: Iterable[tuple[Row, int | None]]) -> Iterator[Row]:
+    """Rows of the turns of one conversation as one row, where each begins with all the ids of the one before.
+
+    Takes each row with the index of its parent. Templates that drop earlier reasoning render a history that is not
+    what the model wrote: such turns stay rows of their own.
+    """
+    last: Row | None = None
+    for row, parent in rows:
+        if last is not None:
+            follows = parent == last.index and row.dataset == last.dataset
+            if follows and np.array_equal(row.input_ids[: len(last.input_ids)], last.input_ids):
+                last = replace(row, spans=last.spans + row.spans, flags=tuple(dict.fromkeys(last.flags + row.flags)))
+                continue
+            yield last
+        last = row
+    if last is not None:
+        yield last
+
+
+def fitted(rows: Iterable[Row], max_length: int | None, too_long: TooLong, tallies: Tallies) -> Iterator[Row]:
+    """Rows of `max_length` tokens at most, what became of the longer ones counted in `tallies`.
+
+    `cut` keeps the beginning, `split` makes several rows (id#1, id#2, …); what then holds nothing to learn is dropped.
+    """
+    for row in rows:
+        tally = tallies[row.dataset]
+        if max_length is None or len(row.input_ids) <= max_length:
+            yield row
+        elif too_long == "drop":
+            tally["too_long_dropped"] += 1
+        elif too_long == "cut":
+            cut = row.part(0, max_length)
+            tally["too_long_cut" if cut.trained_tokens else "prompt_too_long"] += 1
+            if cut.trained_tokens:
+                yield cut
+        else:
+            tally["too_long_split"] += 1
+            starts = range(0, len(row.input_ids), max_length)
+            parts = (row.part(start, start + max_length, f"#{n}") for n, start in enumerate(starts, 1))
+            yield from (part for part in parts if part.trained_tokens)
+
+
+def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies, *, whole: bool = False) -> Iterator[Row]:
+    """Rows as long as tokens to learn are `left` for their dataset, to the token: the last row is cut there.
+
+    Takes what it passes on from `left`. `whole` rows are not cut: one that does not fit is left out.
+    """
+    for row in rows:
+        room = left.get(row.dataset)
+        trained = row.trained_tokens
+        if room is None or trained <= room:
+            if room is not None:
+                left[row.dataset] = room - trained
+            yield row
+            continue
+        if whole:
+            tallies[row.dataset]["over_cap"] += 1
+            continue
+        left[row.dataset] = 0
+        tallies[row.dataset]["over_cap" if room == 0 else "cut_at_cap"] += 1
+        if room:
+            yield row.part(0, _end_of(row, room))
+
+
+def _end_of(row: Row, trained: int) -> int:
+    """The index behind the `trained`-th id that a model wrote."""
+    for start, stop in row.spans:
+        if trained <= stop - start:
+            return start + trained
+        trained -= stop - start
+    return len(row.input_ids)

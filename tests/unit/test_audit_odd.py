@@ -1,0 +1,102 @@
+"""An audit of what is no data at all: every row is counted or told, and none brings it down."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import DataError
+from producer.audit.audit import audit
+from producer.audit.gather import Gathered, _take
+from producer.audit.reconstruct import REASONS, Allowed, Refused, reconstruct
+from producer.audit.show import lines, page
+from producer.audit.tokens import Sampled
+from producer.datasets.cursor import BadLine, Cursor, Row
+from tests.unit.audit_steps import alarms, clean, looked, tokenizer, write
+
+KEYS = [
+    "messages", "conversations", "role", "content", "from", "value", "choices", "message", "usage", "text", "prompt",
+    "completion_tokens", "prompt_tokens", "completion_tokens_details", "reasoning_tokens", "finish_reason", "reasoning",
+    "reasoning_content", "tool_calls", "function", "name", "arguments", "input_ids", "output_ids", "loss_mask",
+    "response", "body", "status_code", "custom_id", "error", "object", "output", "type", "meta_info", "latency", "id",
+    "tools", "system", "question", "answer", "turns", "void", "index", "reason", "detail",
+    "summary", "labels", "instruction",
+]  # fmt: skip
+VALUES = ["user", "assistant", "system", "tool", "human", "gpt", "response", "chat.completion", "length", "stop", "7"]
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-300, 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.sampled_from([*VALUES, "<think>", "a</think>b", "[1, 2]", "<|im_end|>", "\ufffd", "{}"])
+)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
+    max_leaves=30,
+)
+OF = tokenizer()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8) | JSON, min_size=1, max_size=6))
+def test_any_json_is_counted_or_told(values: list[Any]) -> None:
+    gathered = Gathered("rows")
+    gathered.sampled = Sampled(10)
+    for index, value in enumerate(values):
+        _take(gathered, Row(index, value, Cursor(index + 1), 10))
+    notes = gathered.notes["void"] + gathered.notes["reject"]
+    assert gathered.rows == len(values)
+    assert gathered.layouts.total() + gathered.broken.rows.total() + notes == len(values)
+    assert len(gathered.tokens) == len(gathered.sizes) == len(gathered.replies.first()) == len(values)
+    gathered.sampled.measure(OF)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8))
+def test_any_json_is_reconstructed_or_refused_by_name(value: dict[str, Any]) -> None:
+    try:
+        reconstruct(value, 0, "A", OF, Allowed(uncounted=True, guessed_whitespace=True))
+        reason = ""
+    except Refused as refused:
+        reason = refused.reason
+    assert reason in {"", *REASONS}
+
+
+def test_bad_lines_of_containers(tmp_path: Path) -> None:
+    gathered = Gathered("rows")
+    _take(gathered, Row(0, BadLine("line_too_long", "the row has more than 5 bytes"), Cursor(1), 5))
+    assert dict(gathered.broken.rows) == {"line_too_long": 1}
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    found = looked(tmp_path, [])
+    assert alarms(found) == {"no_rows": "wrong"}
+    assert list(lines(found))
+    assert "no_rows" in page([found])
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    whole = gzip.compress(write(tmp_path / "rows.jsonl", clean(400)).read_bytes())
+    path.write_bytes(whole[: len(whole) // 2])
+    found = audit(path)
+    assert alarms(found)["cut_off"] == "wrong"
+    assert 100 < found.facts["rows"] < 300
+
+
+def test_a_file_that_cannot_be_read_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"rows\.parquet"):
+        audit(path)
+    with pytest.raises(FileNotFoundError):
+        audit(tmp_path / "none")
+
+
+def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
+    assert "<script>" not in page([audit(write(tmp_path / "b.jsonl", [{"<script>": 1}]))])
