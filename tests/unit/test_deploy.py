@@ -294,6 +294,7 @@ def test_ci_runs_what_make_runs_and_ends_with_the_tests() -> None:
         "step make venv",
         "step make check",
         "step make chaos SEED=4 MINUTES=3",
+        "step make trainers-check TRAINERS=specforge",
         "exec make test",
     ]
     assert lines[-1] == "exec make test"
