@@ -11,6 +11,7 @@ from common.ledger import OPEN_STATES, SILENT_MS, DatasetState, Ledger
 from producer.datasets.rows import REASONS
 from producer.monitor.columns import is_over
 from producer.monitor.figures import duration
+from producer.plan.arithmetic import ends_seconds
 
 SILENT_SECONDS = SILENT_MS / 1000
 # The last ones that a snapshot holds; <output>/events.jsonl has all.
@@ -82,21 +83,13 @@ def _dataset(state: DatasetState, eta_seconds: int | None) -> dict[str, Any]:
 def etas_seconds(states: Sequence[DatasetState]) -> dict[str, int | None]:
     """Until each dataset ends, at its cap or with its source; None where that cannot be told, and where nothing comes.
 
-    The servers give what they give: when one dataset ends, the others share its rate in proportion to theirs. So they
-    end in the order of (tokens to come) / (present rate) = x, and while x grows by dx time grows by dx * (rate of those
-    that still run) / (rate of all). A dataset of which the end is not known runs on beside them.
+    The servers give what they give: when one dataset ends, the others share its rate in proportion to theirs.
     """
     rates = {state.name: state.tokens_per_second for state in states if state.state in OPEN_STATES}
     to_come = {state.name: _to_come_tokens(state) for state in states if rates.get(state.name, 0) > 0}
-    ends = sorted((tokens / rates[name], name) for name, tokens in to_come.items() if tokens is not None)
-    found: dict[str, int | None] = {state.name: None for state in states}
-    all_rates = running = sum(rates.values())
-    seconds = before = 0.0
-    for end, name in ends:
-        seconds += (end - before) * running / all_rates
-        found[name] = round(seconds)
-        before, running = end, running - rates[name]
-    return found
+    known = {name: tokens for name, tokens in to_come.items() if tokens is not None}
+    ends = ends_seconds(known, rates, sum(rates.values()))
+    return {state.name: round(ends[state.name]) if state.name in ends else None for state in states}
 
 
 def end_of_all_seconds(states: Sequence[DatasetState]) -> int | None:

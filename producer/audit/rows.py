@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from producer.audit.answer_objects import Found, claims_of, objects_in
-from producer.datasets.cursor import BadLine
 from producer.datasets.layouts.catalog import LAYOUTS, MESSAGE_LIST, Layout, find, read_list
 from producer.datasets.layouts.turns import Turn
-from producer.datasets.reasons import NOT_JSON, BadRow, quoted
+from producer.datasets.reasons import BadRow
+from producer.datasets.rows import decoded
 
 # Where a flat row keeps its answer, and the reasoning beside it; the first that is there counts.
 ANSWERS = (
@@ -91,7 +91,7 @@ class NotData(Exception):
 
 def see(value: Any) -> Seen:
     """What a row holds, as a container gives it. Raises BadRow with the reason, and NotData."""
-    row = _decoded(value)
+    row = decoded(value)
     if isinstance(row, list):
         return _conversation(Seen(MESSAGE_LIST, read_list(row).turns))
     if len(row) == 1 and "void" in row:
@@ -163,19 +163,6 @@ def _calls(raw: Mapping[str, Any]) -> Any:
         parts = [one for one in content if isinstance(one, dict) and str(one.get("type")) in {"tool_call", "tool_use"}]
         given = [one["value"] if one.get("value") is not None else one for one in parts]
     return given or None
-
-
-def _decoded(value: Any) -> dict[str, Any] | list[Any]:
-    if isinstance(value, BadLine):
-        raise BadRow(value.reason, value.detail)
-    if isinstance(value, bytes):
-        try:
-            value = msgspec.json.decode(value)
-        except NOT_JSON as error:
-            raise BadRow("not_json", f"the line is not JSON: {error}") from None
-    if not isinstance(value, dict | list):
-        raise BadRow("not_json", f"the row is {quoted(value)}, neither an object nor a list of messages")
-    return value
 
 
 def _answered(found: Found, row: Mapping[str, Any]) -> Seen:

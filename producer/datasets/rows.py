@@ -43,7 +43,7 @@ def convert(value: Any, dataset: DatasetSettings, *, whole: bool = False) -> Pro
     `value` is a line (bytes), a row that a library has decoded (an object or a list), or a BadLine of a container.
     `whole` leaves a conversation uncut, for those who cut it by `answered_turns`; it has an answer to ask for.
     """
-    row = _decoded(value)
+    row = decoded(value)
     meta = _meta(row, dataset.meta) if isinstance(row, dict) else {}
     try:
         asked = _asked(row, dataset)
@@ -58,7 +58,7 @@ def convert(value: Any, dataset: DatasetSettings, *, whole: bool = False) -> Pro
 def layout_of(value: Any, dataset: DatasetSettings) -> str:
     """The layout by which a row of `dataset` is read, or "none"."""
     try:
-        row = _decoded(value)
+        row = decoded(value)
         if isinstance(row, list):
             return layout_name(row)
         return find(_mapped(row, dataset.columns), dataset.format).name
@@ -66,7 +66,8 @@ def layout_of(value: Any, dataset: DatasetSettings) -> str:
         return "none"
 
 
-def _decoded(value: Any) -> dict[str, Any] | list[Any]:
+def decoded(value: Any) -> dict[str, Any] | list[Any]:
+    """A row as its container gives it, decoded where it is a line of JSON. Raises BadRow."""
     if isinstance(value, BadLine):
         raise BadRow(value.reason, value.detail)
     row = value

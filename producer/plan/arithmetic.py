@@ -133,11 +133,11 @@ def ends_seconds(
 
     Slots are shared by weight (workers/shares.py), a slot decodes at the same speed whose ever it is, and one that is
     done leaves its slots to the others. So they end in the order of x = tokens/weight, and while x grows by dx time
-    grows by dx * (weights of those that still run) / rate. The credit of the shares, and the last answers of a dataset,
-    which leave slots empty if it is alone, are left out.
+    grows by dx * (weights of those that still run) / rate. One that has a weight and no `tokens` runs on beside them.
+    The credit of the shares, and the last answers of a dataset, which leave slots empty if it is alone, are left out.
     """
     order = sorted((count / weights[name], name) for name, count in tokens.items())
-    running = sum(weights[name] for name in tokens)
+    running = sum(weights.values())
     found: dict[str, float] = {}
     seconds = before = 0.0
     for end, name in order:
