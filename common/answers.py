@@ -1,7 +1,8 @@
 """What a model wrote, read from its `output_ids`: reasoning, content and tool calls, and which ids are which.
 
 The one place that reads an answer: multi-turn generation takes `Answer.message()` into the history, `tokenmill show`
-colours `Answer.spans`, text exports write `Answer.message()` where it `survives`, and the flags take `Answer.damages`.
+colours `Answer.spans`, text exports write `Answer.message()` where `survival` allows it, and the flags take
+`Answer.damages`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -341,16 +342,3 @@ def _behind_last(ids: Sequence[int], ends: Collection[int]) -> Sequence[int]:
 def _before_any(text: Rendered) -> Rendered:
     start = text.find(_ANY)
     return Rendered(text[:start], (typed for typed in text.typed if typed[1] <= start))
-
-
-def survives(
-    messages_before: Sequence[Mapping[str, Any]],
-    answer: Answer,
-    output_ids: Sequence[int],
-    tokenizer: Tokenizer,
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-) -> bool:
-    """Whether the answer comes back from the chat template with its own ids, be it without the reasoning."""
-    return survival(messages_before, answer, output_ids, tokenizer, tools=tools, kwargs=kwargs) != "changed"
