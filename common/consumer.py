@@ -88,13 +88,11 @@ def _ends() -> bool:
 
 
 def run_celery(app: Celery, arguments: Sequence[str]) -> int:
-    """Celery's command line in this process; answers the exit code, which `app.start` drops."""
-    from celery.bin.celery import celery  # noqa: PLC0415 - it loads every command of Celery's
+    """Celery's `worker` command in this process; answers the exit code, which `app.start` drops."""
+    # Not through celery.bin.celery: that loads every command, Flower and a shell of its own, a quarter of a second.
+    from celery.bin.base import CLIContext  # noqa: PLC0415 - only what is a worker pays for it
+    from celery.bin.worker import worker  # noqa: PLC0415
 
-    application = celery.params[0]
-    application.default = app
-    try:
-        code = celery.main(args=list(arguments), standalone_mode=False)
-    finally:
-        application.default = None
+    context = CLIContext(app=app, no_color=True, workdir=None, quiet=True)
+    code = worker.main(args=list(arguments), standalone_mode=False, obj=context)
     return code if isinstance(code, int) else 0

@@ -41,8 +41,6 @@ def worker(concurrency: int | None, name: str | None, pid_file: Path | None, con
     code = run_celery(
         app,
         [
-            "--quiet",
-            "worker",
             "--pool=custom",
             f"--queues={GENERATE_QUEUE}",
             f"--concurrency={concurrency or settings.worker.concurrency}",
@@ -100,8 +98,6 @@ def keeper(config: Path | None) -> int:
         return run_celery(
             app,
             [
-                "--quiet",
-                "worker",
                 "--beat",
                 "--pool=solo",
                 f"--queues={CONTROL_QUEUE}",

@@ -61,8 +61,6 @@ def feeder(config: Path | None) -> int:
     return run_celery(
         app,
         [
-            "--quiet",
-            "worker",
             # One feed needs no process beside this one, which costs 95 MB and a second at each end.
             "--pool=solo" if settings.control.feeders == 1 else "--pool=prefork",
             f"--queues={PRODUCE_QUEUE}",
