@@ -18,6 +18,7 @@ from common.sections import DatasetSettings, TokenizerSettings
 from common.special_ids import added_tokens, control_marks, find_special_ids
 from common.template_kwargs import PROBES, TEMPLATE_ERRORS, unread_kwargs
 from common.token_bytes import PROBE, token_bytes
+from common.tokenizer_file import follow_file
 
 _QUESTION = [{"role": "user", "content": "1 + 1 = ?"}]
 _ANSWER = "It is the number 2."
@@ -40,6 +41,7 @@ class Tokenizer:
         """Load the folder `settings.path`, and see that it is what its files say; raises TokenizerUnavailable."""
         self._settings = settings
         self._tokenizer = _load(settings)
+        unlike = follow_file(self._tokenizer, settings.path)
         self._added = added_tokens(settings.path, self._tokenizer)
         self._control = ControlTokens(self._added, self._template_text(), every=not self._tokenizer.is_fast)
         self._encoder = self._make_encoder()
@@ -55,6 +57,7 @@ class Tokenizer:
             settings.path, self._control.ids, self._turn_end(), self._tokenizer.eos_token_id
         )
         self.warnings += unread_kwargs(self._apply, self._template_text(), settings.chat_template_kwargs)
+        self.warnings += [unlike] if unlike else []
         self.vocab_size = settings.vocab_size or _model_vocab_size(settings.path) or self._largest_id() + 1
 
     # Rendering and encoding
