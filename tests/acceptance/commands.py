@@ -1,4 +1,4 @@
-"""Running the real command line as a person does: in a process of its own, in a folder of its own, in an empty HOME."""
+"""Running the real command line: in a process of its own, in a folder of its own, in an empty HOME."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import PATIENCE_SECONDS
+from tests.forked import run_forked
 
 # -P, as the console script: what lies in the current folder is not ours.
 TOKENMILL = (sys.executable, "-P", "-m", "producer.cli.main")
@@ -23,14 +24,5 @@ def tokenmill(
     *arguments: str | Path, folder: Path, piped: str | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in `folder`; `piped` is its standard input, `more` is added to its environment."""
-    return subprocess.run(
-        [*TOKENMILL, *map(str, arguments)],
-        cwd=folder,
-        env=environment(folder, **more),
-        stdin=subprocess.DEVNULL if piped is None else None,
-        input=piped,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_SECONDS,
-        check=False,
-    )
+    given = list(map(str, arguments))
+    return run_forked(given, folder, environment(folder, **more), piped, 2 * PATIENCE_SECONDS)
