@@ -12,6 +12,9 @@ UV ?= $(firstword $(wildcard $(BIN)/uv) uv)
 COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q \
 	$(LOCK_ARGS)
 
+# Some images set it, and each of the thousand processes that the tests start would then compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test chaos contract-real trainers-check check lock clean venv
 

@@ -28,6 +28,7 @@ from common.rejects import read_rejects
 from common.segments import count, records
 from common.settings import Settings, load_settings
 from tests.conftest import PATIENCE_SECONDS, REPO, wait_until
+from tests.forked import run_forked
 
 DATASET = "A"
 _MODULE = b"producer.cli.main"
@@ -188,14 +189,9 @@ class Job:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run another command on this job's configuration to its end."""
-        return subprocess.run(
-            [*TOKENMILL, *arguments, "-c", str(self.config)],
-            cwd=REPO,
-            env=self._environment(),
-            capture_output=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        given = [*arguments, "-c", str(self.config)]
+        done = run_forked(given, REPO, self._environment(), None, PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.encode(), done.stderr.encode())
 
     def said(self) -> str:
         """All that the runs have printed."""
