@@ -39,7 +39,16 @@ def unlock(descriptor: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make a new or renamed entry of `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to the file at `path`, and closed, survive a power cut; its entry is its folder's."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

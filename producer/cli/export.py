@@ -1,7 +1,7 @@
 """`export`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TEXTS = ("messages", "sharegpt", "openai-batch")
 FORMATS = ("ids", "parquet", "arrow", *TEXTS)
+STATES = ("open", "paused", "capped", "exhausted", "halted", "failed", "cancelled")
 
 
 class _Amounts(click.ParamType[tuple[str, float]]):
@@ -42,6 +43,14 @@ class _Amounts(click.ParamType[tuple[str, float]]):
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), metavar="DIR", help="A new or empty folder.")
 @click.option("--overwrite", is_flag=True, help="Replace the earlier export in DIR.")
 @click.option("--dry-run", is_flag=True, help="Print the counts, write nothing.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    metavar="STATE",
+    help=f"Only datasets in this state, or one of these: {', '.join(STATES)}.",
+)
 @click.option("--flag", "flags", multiple=True, metavar="FLAG", help="Only answers with this flag (each, if repeated).")
 @click.option("--no-flag", "no_flags", multiple=True, metavar="FLAG", help="No answer with this flag.")
 @click.option("--finish-reason", "finish_reasons", multiple=True, help="Only these: stop, length.")
@@ -100,11 +109,12 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
     if folder is None and not options["dry_run"]:
         raise UsageError("export needs a folder for the files; name it with -o DIR, or count with --dry-run")
     settings = load_settings(config)
-    names = chosen(settings, datasets)
+    names, others = _in_states(settings, chosen(settings, datasets), options["states"])
     texts = _texts(settings, names, layout, options) if layout in TEXTS else None
     target = _target(options)
     wanted = Wanted(
         **{key: options[key] for key in ("flags", "no_flags", "finish_reasons", "min_tokens", "max_tokens")},
+        others=others,
         gated=dict.fromkeys(names, settings.gates.dropped)
         | {dataset.name: settings.gates_of(dataset).dropped for dataset in settings.datasets},
         dedupe=options["dedupe"],
@@ -128,10 +138,19 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
         command=["tokenmill", *sys.argv[1:]],
         overwrite=options["overwrite"],
     )
-    _tell(done, written=not options["dry_run"])
+    _tell(done, others, written=not options["dry_run"])
     if target is not None:
         target.push(done.folder, [*done.files, "manifest.json"])
         click.echo(f"pushed to {target.url}", err=True)
+
+
+def _in_states(settings: "Settings", names: list[str], states: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The datasets in one of `states`, all if there are none, and the states of the others."""
+    if not states:
+        return names, {}
+    from producer.states import in_states
+
+    return in_states(settings.output, names, states)
 
 
 def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
@@ -185,7 +204,10 @@ def _by_dataset(amounts: Sequence[tuple[str, float]], names: Sequence[str], opti
     return ({} if everyone is None else dict.fromkeys(names, everyone)) | named
 
 
-def _tell(done: "Exported", *, written: bool) -> None:
+def _tell(done: "Exported", left_out: Mapping[str, str], *, written: bool) -> None:
+    if left_out:
+        told = ", ".join(f"{name} ({state})" for name, state in left_out.items())
+        click.echo(f"left out, {len(left_out)} of {len(done.datasets)} datasets: {told}", err=True)
     for name, tally in done.datasets.items():
         others = [f"{reason} {n:,}" for reason, n in tally.items() if n and reason not in {"records", "faults"}]
         click.echo(f"{name}: {tally['records']:,} records; {', '.join(others) or 'none taken'}", err=True)

@@ -1,7 +1,6 @@
 """The formats `parquet` and `arrow`: rows gathered into batches of columns, without a Python object for each id."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.durable import sync_file
 from producer.export.rows import Row
 from producer.export.writers import columns
 
@@ -35,35 +35,37 @@ class Batch:
 
     def __init__(self, wanted: pa.Schema) -> None:
         self._schema = wanted
+        self._rows: list[Row] = []
         self.tokens = 0
-        self._ids: list[np.ndarray] = []
-        self._masks: list[np.ndarray] = []
-        self._flat: list[dict[str, str | int | bool]] = []
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._rows)
 
     def add(self, row: Row) -> None:
-        """Keep its ids as 32 and its mask as 8 bits."""
-        self._ids.append(row.input_ids)
-        self._masks.append(row.loss_mask)
-        self._flat.append(columns(row))
+        """Keep it."""
+        self._rows.append(row)
         self.tokens += len(row.input_ids)
 
     def take(self) -> pa.RecordBatch:
-        """All of it as one record batch; empty again after."""
-        lengths = [len(ids) for ids in self._ids]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        """All of it as one record batch, ids of 32 and masks of 8 bits; empty again after."""
+        rows, self._rows, self.tokens = self._rows, [], 0
+        lengths = [len(row.input_ids) for row in rows]
+        starts = np.cumsum([0, *lengths])
+        masks = np.zeros(starts[-1], np.int8)
+        for start, row in zip(starts.tolist(), rows, strict=False):
+            for begin, end in row.spans:
+                masks[start + begin : start + end] = 1
+        offsets = pa.array(starts.astype(np.int32))
+        ids = np.concatenate([row.input_ids for row in rows]).astype(np.int32, copy=False)
         made: dict[str, pa.Array] = {
-            "input_ids": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self._ids), pa.int32())),
-            "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(self._masks))),
+            "input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids)),
+            "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(masks)),
             "seq_len": pa.array(lengths, pa.int64()),
         }
+        flat = [columns(row) for row in rows]
         for name in (*_TEXT, *_NUMBERS):
-            made[name] = pa.array([flat[name] for flat in self._flat], self._schema.field(name).type)
-        batch = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
-        self.tokens, self._ids, self._masks, self._flat = 0, [], [], []
-        return batch
+            made[name] = pa.array([one[name] for one in flat], self._schema.field(name).type)
+        return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
 
 
 class _Sink(Protocol):
@@ -95,8 +97,8 @@ class Shards:
         self._batch = Batch(columns)
         self._done: list[tuple[Path, int]] = []
         self._sink: _Sink | None = None
-        self._path, self._rows = folder, 0
-        # Compression lets go of the interpreter: the next batch is gathered meanwhile.
+        self._path, self._rows, self._bytes = folder, 0, 0
+        # Copying and compression let go of the interpreter: the next batch is gathered meanwhile.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._writing: Future[None] | None = None
 
@@ -106,7 +108,7 @@ class Shards:
         full = self._limits.rows is not None and self._rows + len(self._batch) >= self._limits.rows
         if full or self._batch.tokens >= _BATCH_TOKENS:
             self._flush()
-            if full or self._path.stat().st_size >= self._limits.bytes:
+            if full or self._bytes >= self._limits.bytes:
                 self._end_file()
         return ""
 
@@ -136,8 +138,11 @@ class Shards:
             self._sink = self._begin(str(self._path), self._schema)
         if len(self._batch):
             self._rows += len(self._batch)
+            batch = self._batch.take()
             self._wait()
-            self._writing = self._thread.submit(self._sink.write_batch, self._batch.take())
+            # Asked for now, while nothing is written: else it would depend on the machine's speed where a file ends.
+            self._bytes = self._path.stat().st_size
+            self._writing = self._thread.submit(self._sink.write_batch, batch)
 
     def _wait(self) -> None:
         """Until the batch before is written. Raises what its writing raised."""
@@ -151,7 +156,7 @@ class Shards:
         self._wait()
         self._sink.close()
         self._sink = None
-        _sync(self._path)
+        sync_file(self._path)
         self._done.append((self._path, self._rows))
         self._rows = 0
 
@@ -205,7 +210,7 @@ class Arrow:
         for name, content in (("state.json", state), ("dataset_info.json", info)):
             path = self._folder / name
             path.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
-            _sync(path)
+            sync_file(path)
             files.append((path, 0))
         return files
 
@@ -223,11 +228,3 @@ def _features(wanted: pa.Schema) -> dict[str, object]:
         return {"dtype": str(kind), "_type": "Value"}
 
     return {field.name: feature(field.type) for field in wanted}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

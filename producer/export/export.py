@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from common.durable import make_folder, sync_folder
-from common.errors import DataError, UsageError
+from common.durable import make_folder, sync_file, sync_folder
+from common.errors import DataError, UnavailableError, UsageError
 from common.run_file import read_run_file
 from producer.export.card import card
 from producer.export.choose import Chosen, Wanted, choose
@@ -60,12 +60,13 @@ class Sums:
     _uncounted_tokens: int = 0
 
     def add(self, row: Row) -> None:
+        trained = row.trained_tokens
         self.rows += 1
         self.tokens += len(row.input_ids)
-        self.trained_tokens += row.trained_tokens
+        self.trained_tokens += trained
         self.longest = max(self.longest, len(row.input_ids))
         self._uncounted += [row.input_ids[start:stop] for start, stop in row.spans]
-        self._uncounted_tokens += row.trained_tokens
+        self._uncounted_tokens += trained
         if self._uncounted_tokens > _COUNTED_TOGETHER:
             self._count()
 
@@ -110,7 +111,7 @@ def export(
 
     All is written to a folder beside `folder`, which gets its name when every file is on disk: an interrupted export
     leaves nothing under it. Raises UsageError for an empty choice, a folder that is not to be replaced, or records of
-    two tokenizers; DataError for a record that cannot be read; OSError.
+    two tokenizers; DataError for a record that cannot be read; UnavailableError for a full disk; OSError.
     """
     run = read_run_file(output) or {}
     refuse_two_tokenizers(run, output)
@@ -129,6 +130,13 @@ def export(
             _refuse_nothing(exported, output, names)
             _finish(part, files, exported, run, layout, command)
             _move(part, folder)
+        except OSError as error:
+            if error.filename is None:  # of a write, which does not say where it was to go
+                raise UnavailableError(
+                    f"{folder} cannot be written ({error.strerror or error}), and is as it was before; free space or "
+                    "mend the disk, and export again"
+                ) from error
+            raise
         finally:
             shutil.rmtree(part, ignore_errors=True)
     _refuse_nothing(exported, output, names)
@@ -191,7 +199,7 @@ def _finish(
 ) -> None:
     """Beside the rows: how often each id is learnt, which SpecForge's vocabulary mapping wants, and the manifest."""
     path = part / "token_counts.json"
-    path.write_bytes(msgspec.json.encode(exported.splits["train"].counts()) + b"\n")
+    _put(path, msgspec.json.encode(exported.splits["train"].counts()) + b"\n")
     manifest = Manifest(
         tokenmill_version=version("tokenmill"),
         command=[*command],
@@ -203,13 +211,18 @@ def _finish(
     )
     if layout == "parquet":
         path = part / "README.md"
-        path.write_text(card(manifest), encoding="utf-8")
+        _put(path, card(manifest).encode())
         listed = sorted([*manifest.files, file_of(part, path, 0)], key=lambda file: file.path)
         manifest = msgspec.structs.replace(manifest, files=listed)
-    (part / NAME).write_bytes(encode(manifest))
+    _put(part / NAME, encode(manifest))
     exported.files = [file.path for file in manifest.files]
     for found in (part, *(found for found in part.rglob("*") if found.is_dir())):
         sync_folder(found)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    sync_file(path)
 
 
 def _move(part: Path, folder: Path) -> None:

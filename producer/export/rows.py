@@ -5,8 +5,9 @@ token included, unshifted. The ids are the served model's own; nothing is tokeni
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.segments import NOT_JSON
+from producer.export.id_texts import Ids, apart, read_ids
 
-Ids = NDArray[np.integer[Any]]
 TooLong = Literal["cut", "drop", "split"]
 Tallies = Mapping[str, Counter[str]]  # by dataset: how many, by what became of them
 
@@ -37,7 +38,10 @@ class Row:
 
     @property
     def trained_tokens(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
+        total = 0
+        for start, stop in self.spans:
+            total += stop - start
+        return total
 
     @property
     def loss_mask(self) -> NDArray[np.int8]:
@@ -53,14 +57,12 @@ class Row:
         return replace(self, id=self.id + name, input_ids=self.input_ids[start:stop], spans=spans)
 
 
-class _Lean(msgspec.Struct, frozen=True, kw_only=True):
-    """A record whose ids are still text: they go into arrays, without an object for each."""
+class _Flat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row has of a record, but for its ids."""
 
     dataset: str
     index: int
     sample_id: str
-    input_ids: msgspec.Raw
-    output_ids: msgspec.Raw
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -69,31 +71,59 @@ class _Lean(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None
 
 
+class _Lean(_Flat, frozen=True, kw_only=True):
+    """A record whose ids are still text: they go into arrays, without an object for each."""
+
+    input_ids: msgspec.Raw
+    output_ids: msgspec.Raw
+
+
 _decode = msgspec.json.Decoder(_Lean).decode
+_decode_flat = msgspec.json.Decoder(_Flat).decode
 NOT_A_ROW = (*NOT_JSON, ValueError)  # what row_of raises where a line is no whole record
+
+
+def rows_of(lines: Sequence[bytes]) -> list[tuple[Row, int | None]] | None:
+    """What row_of makes of each of `lines`, in a third of the time; None where one of them must be looked at alone."""
+    flats: list[_Flat] = []
+    texts: list[bytes] = []
+    for line in lines:
+        if (parts := apart(line)) is None:
+            return None
+        try:
+            flats.append(_decode_flat(parts.rest))
+        except NOT_JSON:
+            return None
+        texts += parts[1:]
+    ids = read_ids(texts, [n for flat in flats for n in (flat.prompt_tokens, flat.completion_tokens)])
+    if ids is None:
+        return None
+    ends = accumulate((flat.prompt_tokens + flat.completion_tokens for flat in flats), initial=0)
+    return [_row(flat, ids[start:end]) for flat, (start, end) in zip(flats, pairwise(ends), strict=True)]
 
 
 def row_of(line: bytes) -> tuple[Row, int | None]:
     """The row of a record's line, and the index of its parent. Raises one of NOT_A_ROW."""
     record = _decode(line)
-    row_id = record.meta.get("id")
-    boundary, end = record.prompt_tokens, record.prompt_tokens + record.completion_tokens
-    ids = np.empty(end, np.int32)
-    ids[:boundary] = _ids(record.input_ids, boundary)
-    ids[boundary:] = _ids(record.output_ids, end - boundary)
+    prompt = _ids(record.input_ids, record.prompt_tokens)
+    return _row(record, np.concatenate([prompt, _ids(record.output_ids, record.completion_tokens)], dtype=np.int32))
+
+
+def _row(flat: _Flat, ids: Ids) -> tuple[Row, int | None]:
+    row_id = flat.meta.get("id")
     row = Row(
-        id=record.sample_id,
-        dataset=record.dataset,
-        index=record.index,
+        id=flat.sample_id,
+        dataset=flat.dataset,
+        index=flat.index,
         row_id="" if row_id is None else row_id if isinstance(row_id, str) else msgspec.json.encode(row_id).decode(),
-        finish_reason=record.finish_reason,
-        flags=record.flags,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
+        finish_reason=flat.finish_reason,
+        flags=flat.flags,
+        prompt_tokens=flat.prompt_tokens,
+        completion_tokens=flat.completion_tokens,
         input_ids=ids,
-        spans=((boundary, end),),
+        spans=((flat.prompt_tokens, len(ids)),),
     )
-    return row, record.parent
+    return row, flat.parent
 
 
 def _ids(raw: msgspec.Raw, tokens: int) -> Ids:
