@@ -13,7 +13,7 @@ _CLAIMS = {
     "completion_tokens": ("completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens"),
     "prompt_tokens": ("prompt_tokens", "num_prompt_tokens"),
 }
-_CLAIMING = frozenset({"usage", *(name for names in _CLAIMS.values() for name in names)})
+CLAIMING = frozenset({"usage", *(name for names in _CLAIMS.values() for name in names)})
 
 
 class Found(msgspec.Struct):
@@ -61,7 +61,7 @@ def _object_in(body: Mapping[str, Any], layout: str) -> Found | None:
 def claims_of(row: Mapping[str, Any]) -> dict[str, int]:
     """The lengths that `row` or its `usage` states: completion_tokens, prompt_tokens, reasoning_tokens."""
     claims: dict[str, int] = {}
-    if _CLAIMING.isdisjoint(row):
+    if CLAIMING.isdisjoint(row):
         return claims
     given = row.get("usage")
     usage = given if isinstance(given, dict) else {}

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from common.chat_template import Tokenizer
 from producer.audit import of_answers, of_rows
 from producer.audit.finding import Finding
 from producer.audit.gather import Gathered, gather
-from producer.audit.tokens import ROWS, Measured, Sampled
-from producer.datasets.containers import MAX_ROW_BYTES
+from producer.audit.sample import ROWS
+from producer.audit.tokens import Measured, measure
+from producer.datasets.cursor import MAX_ROW_BYTES
+
+if TYPE_CHECKING:
+    from common.chat_template import Tokenizer
 
 _ORDER = ("wrong", "warning", "note")
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95", "p99", "max")
@@ -34,14 +37,18 @@ class Audited(msgspec.Struct, frozen=True):
 
 def audit(
     source: str | Path,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: "Tokenizer | None" = None,
     *,
     sample_rows: int = ROWS,
     max_row_bytes: int = MAX_ROW_BYTES,
+    processes: int | None = None,
 ) -> Audited:
-    """Audit a file, folder, pattern or URL. Raises OSError, and DataError if not a single row can be read."""
-    seen = gather(source, Sampled(sample_rows if tokenizer else 0), max_row_bytes)
-    measured = seen.sampled.measure(tokenizer) if tokenizer else None
+    """Audit a file, folder, pattern or URL, by so many processes; None is as many as its size is worth.
+
+    Raises OSError, DataError if not a single row can be read, and TokenmillError if a process dies.
+    """
+    seen = gather(source, sample_rows if tokenizer else 0, max_row_bytes, processes)
+    measured = measure(seen.sample.rows(), tokenizer) if tokenizer else None
     found = [*of_answers.findings(seen, measured), *of_rows.findings(seen, measured)]
     found.sort(key=lambda one: _ORDER.index(one.level))
     return Audited(seen.source, verdict(found), found, _facts(seen, measured), _lengths(seen, measured))
@@ -77,7 +84,7 @@ def _facts(seen: Gathered, measured: Measured | None) -> dict[str, Any]:
         facts["tokens_in_text"] = {
             "rows_sampled": measured.rows,
             "rows_refused": measured.refused,
-            "rows_left_out_as_too_long": seen.sampled.too_long,
+            "rows_left_out_as_too_long": measured.too_long,
             "rows_compared": len(measured.both),
             "claimed_mean": round(measured.claimed_mean, 1),
             "text_mean": round(measured.text_mean, 1),

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from producer.audit.tally import Counts
+from producer.audit.counts import Counts
 
 Level = Literal["wrong", "warning", "note"]
 
@@ -51,4 +51,4 @@ def each(
             count = counts[name]
             text = f"{count:,} of {of:,} {rows} ({share(count, of)}): {says}."
             level = level_of(count, of, wrong, warning)
-            yield Finding(level, name.replace(":", "_"), text, cause, fix, tuple(counts.examples[name]))
+            yield Finding(level, name.replace(":", "_"), text, cause, fix, counts.told(name))

@@ -1,30 +1,38 @@
 """Goes through the rows of one source, once, and keeps what the findings need."""
 
 import functools
-import itertools
-import re
+import os
 from array import array
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from common.errors import DataError
-from producer.audit.rows import NotData, Said, Seen, is_empty, see, text_of
-from producer.audit.tally import Counts, Digests, Lengths, digest_of, joined
-from producer.audit.texts import damages_of, damages_of_answer, thoughts_in
-from producer.audit.tokens import Sampled
-from producer.datasets.containers import MAX_ROW_BYTES, Cursor, Row, read_rows
-from producer.datasets.reasons import BadRow
+from producer.audit.counts import Counts
+from producer.audit.digests import Digests
+from producer.audit.lengths import Lengths
+from producer.audit.part import Part
+from producer.audit.pool import parts_by
+from producer.audit.sample import Candidates
+from producer.audit.stretches import STRETCH_BYTES, Wanted, part_of, stretches
+from producer.datasets.compressed import Text
+from producer.datasets.containers import MAX_ROW_BYTES, Cursor, Row, rows_of
+from producer.datasets.kinds import Kind, kind_of
+from producer.datasets.places import is_url, size_of
+from producer.datasets.shards import files_of
 
-# Answers below so many characters are equal by their nature: yes, no, a number.
-_LEAST_COMPARED = 64
-_MOST = 2**32 - 1
-_TIMED_OUT = re.compile(r"time[d\s-]*out|deadline", re.IGNORECASE)
+# Other processes are worth their start, a tenth of a second of a core each, above so many bytes.
+_WORTH_BYTES = 32 * 1024 * 1024
+# One process merges what the others see, which takes it some 3 % of their time.
+_MOST_PROCESSES = 16
+_MOST_ROWS = 16_384  # of a part, where rows may have no size
 
 
 class Gathered:
     """What was seen of one source. `fault` says why it could not be read to its end, if so."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, sample_rows: int = 0) -> None:
         self.source = source
         self.rows = self.bytes = 0
         self.fault = ""
@@ -36,12 +44,44 @@ class Gathered:
         self.characters, self.reasoning_characters = Lengths(), Lengths()
         self.claimed, self.id_tokens = Lengths(), Lengths()
         self.cut_claimed = Lengths()  # of those that ended by length
-        self.empty_claimed = Lengths()  # of those without reasoning
-        self.prompts, self.replies, self.pairs = Digests(), Digests(), Digests()
-        self.tokens, self.sizes = array("I"), array("I")  # of each row, ids or claimed; characters; 0 is none
+        # By row; 0 is none: digests of prompt and reply, ids or tokens claimed, characters.
+        self.prompts, self.replies = array("q"), array("q")
+        self.tokens, self.sizes = array("I"), array("I")
         self.numbers = Numbers()
         self.longest_seconds = 0.0
-        self.sampled = Sampled()
+        self.sample = Candidates(sample_rows)
+
+    @functools.cached_property
+    def of_replies(self) -> Digests:
+        """Equal replies; only once all rows are there."""
+        return Digests(self.replies)
+
+    def add(self, part: Part) -> None:
+        """Take what was seen of the rows that follow."""
+        self.broken.merge(part.broken, self.rows)
+        self.notes.merge(part.notes, self.rows)
+        self.damages.merge(part.damages, self.rows)
+        self.roles.merge(part.roles, self.rows)
+        self.sample.merge(part.candidates, self.rows)
+        self.rows += part.rows
+        self.bytes += part.bytes
+        self.layouts.update(part.layouts)
+        self.finish_reasons.update(part.finish_reasons)
+        self.answers += part.answers
+        self.reasoned += part.reasoned
+        self.empty_fields += part.empty_fields
+        self.in_content += part.in_content
+        self.characters.add_all(part.characters)
+        self.reasoning_characters.add_all(part.reasoning_characters)
+        self.claimed.add_all(part.claimed)
+        self.cut_claimed.add_all(part.cut_claimed)
+        self.id_tokens.add_all(part.id_tokens)
+        self.prompts.extend(part.prompts)
+        self.replies.extend(part.replies)
+        self.tokens.extend(part.tokens)
+        self.sizes.extend(part.sizes)
+        self.numbers.add_all(part.numbers)
+        self.longest_seconds = max(self.longest_seconds, part.longest_seconds)
 
 
 class Numbers:
@@ -50,11 +90,12 @@ class Numbers:
     def __init__(self) -> None:
         self.count, self.low, self.high = 0, 0, -1
 
-    def add(self, number: int) -> None:
-        """Take the number of a row."""
-        self.low = number if not self.count else min(self.low, number)
-        self.high = max(self.high, number)
-        self.count += 1
+    def add_all(self, numbers: list[int]) -> None:
+        """Take the numbers of some rows."""
+        if numbers:
+            self.low = min(numbers) if not self.count else min(self.low, *numbers)
+            self.high = max(self.high, *numbers)
+            self.count += len(numbers)
 
     @property
     def missing(self) -> int:
@@ -67,14 +108,26 @@ class Numbers:
         return lost if self.count >= 20 and 0 < lost <= 0.4 * span else 0
 
 
-def gather(source: str | Path, sampled: Sampled | None = None, max_row_bytes: int = MAX_ROW_BYTES) -> Gathered:
-    """Read all rows of `source`. Raises OSError, and DataError if not a single row can be read."""
-    seen = Gathered(str(source))
-    if sampled is not None:
-        seen.sampled = sampled
+def gather(
+    source: str | Path, sample_rows: int = 0, max_row_bytes: int = MAX_ROW_BYTES, processes: int | None = None
+) -> Gathered:
+    """Read all rows of `source`, by so many processes; None is as many as its size is worth.
+
+    Raises OSError, DataError if not a single row can be read, and TokenmillError if a process dies.
+    """
+    seen = Gathered(str(source), sample_rows)
     try:
-        for row in read_rows(source, Cursor(), max_row_bytes):
-            _take(seen, row)
+        files = files_of(source)
+        by = _processes_for(files) if processes is None else processes
+        if by > 1 and all(map(_can_be_cut, files)):
+            wanted = (one for number, file in enumerate(files) for one in _wanted(file, number, seen, max_row_bytes))
+            with closing(parts_by(by, wanted)) as parts:
+                for part in parts:
+                    seen.add(part)
+        else:
+            for number, file in enumerate(files):
+                for part in _parts(file, number, seen, max_row_bytes):
+                    seen.add(part)
     except (OSError, DataError) as error:
         if not seen.rows:
             raise
@@ -82,177 +135,53 @@ def gather(source: str | Path, sampled: Sampled | None = None, max_row_bytes: in
     return seen
 
 
-def _take(gathered: Gathered, row: Row) -> None:
-    where = f"row {row.index:,}"
-    gathered.rows += 1
-    gathered.bytes += row.size
+def _processes_for(files: list[str]) -> int:
+    """1 where it is not worth more, or the files cannot be cut."""
+    cores = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    local = cores > 1 and not any(map(is_url, files))
+    return cores if local and sum(map(size_of, files)) >= _WORTH_BYTES else 1
+
+
+def _can_be_cut(file: str) -> bool:
+    """Whether it is JSON lines as they are, on this machine; what is wrong with it is said when it is read."""
     try:
-        seen = see(row.value)
-    except NotData as other:
-        gathered.notes.add(other.kind, where)
-    except BadRow as bad:
-        gathered.broken.add(bad.reason, f"{where}: {bad.detail}")
-    else:
-        _take_seen(gathered, seen, where)
+        return not is_url(file) and kind_of(file) == Kind("jsonl")
+    except (OSError, DataError):
+        return False
+
+
+def _wanted(file: str, number: int, seen: Gathered, limit: int) -> Iterator[Wanted]:
+    """What is wanted of the stretches of a file, the next as what was seen before stands then."""
+    for stretch in stretches(file, size_of(file)):
+        yield Wanted(stretch, limit, seen.sample.wanted, seen.sample.below, _seed(number, stretch.start))
+
+
+def _seed(file: int, start: int) -> int:
+    return (file << 48) + start
+
+
+def _parts(file: str, number: int, seen: Gathered, limit: int) -> Iterator[Part]:
+    """The parts of a file, seen by this process. Raises OSError, DataError once all rows before were given."""
+    kind = kind_of(file)
+    if _can_be_cut(file):
+        yield from map(part_of, _wanted(file, number, seen, limit))
         return
-    for digests in (gathered.prompts, gathered.replies, gathered.pairs):
-        digests.add(0)
-    gathered.tokens.append(0)
-    gathered.sizes.append(0)
+    rows = rows_of(Text(file, kind.compression), kind.layout, Cursor(0, number), limit)
+    whole = True
+    while whole:
+        part = Part(Candidates(seen.sample.wanted, seen.sample.below, _seed(number, seen.rows)))
+        try:
+            whole = _fill(part, rows)
+        except (OSError, DataError):
+            yield part
+            raise
+        yield part
 
 
-def _take_seen(gathered: Gathered, seen: Seen, where: str) -> None:
-    gathered.layouts[seen.layout] += 1
-    if seen.finish_reason:
-        gathered.finish_reasons[seen.finish_reason] += 1
-    _take_notes(gathered, seen, where)
-    if seen.roles and not seen.unanswered:
-        for fault in role_faults(seen):
-            gathered.roles.add(fault, where)
-    _take_digests(gathered, seen, where)
-    if seen.output_ids is not None:
-        _take_ids(gathered, seen, where)
-    elif seen.said and not seen.error:
-        _take_answer(gathered, seen, where)
-    _take_damages(gathered, seen, where)
-    if not seen.error:
-        gathered.sampled.offer(seen, where)
-
-
-def _take_notes(gathered: Gathered, seen: Seen, where: str) -> None:
-    """What the row itself says, beside its answer."""
-    if seen.number is not None:
-        gathered.numbers.add(seen.number)
-    if seen.seconds is not None:
-        gathered.longest_seconds = max(gathered.longest_seconds, seen.seconds)
-    if seen.error:
-        timed_out = _TIMED_OUT.search(seen.error) is not None
-        gathered.notes.add("timed_out" if timed_out else "failed", f"{where}: {seen.error[:160]}")
-    if seen.unread is not None:
-        gathered.notes.add("prompt_unread", f"{where}: {seen.unread.detail}")
-    if seen.mask:
-        gathered.notes.add(seen.mask, where)
-
-
-def _take_ids(gathered: Gathered, seen: Seen, where: str) -> None:
-    assert seen.output_ids is not None
-    gathered.answers += 1
-    gathered.id_tokens.add(len(seen.output_ids))
-    claimed, claimed_prompt = seen.claims.get("completion_tokens"), seen.claims.get("prompt_tokens")
-    if claimed is not None:
-        gathered.claimed.add(claimed)
-        if seen.finish_reason == "length":
-            gathered.cut_claimed.add(claimed)
-        if claimed != len(seen.output_ids):
-            gathered.notes.add("ids_not_as_counted", f"{where}: {claimed:,} claimed, {len(seen.output_ids):,} ids")
-    if claimed_prompt is not None and seen.input_ids is not None and claimed_prompt != len(seen.input_ids):
-        gathered.notes.add(
-            "prompt_ids_not_as_counted", f"{where}: {claimed_prompt:,} claimed, {len(seen.input_ids):,} ids"
-        )
-    if not seen.output_ids:
-        gathered.notes.add("empty", where)
-
-
-def _take_answer(gathered: Gathered, seen: Seen, where: str) -> None:
-    gathered.answers += 1
-    said = seen.said[0]
-    reasoning, content = thoughts_in(said)
-    thought = bool(reasoning.strip())
-    gathered.reasoned += thought
-    gathered.in_content += thought and not said.reasoning.strip()
-    gathered.empty_fields += said.field and not thought
-    gathered.characters.add(sum(len(one.content) + len(one.reasoning) for one in seen.said))
-    if thought:
-        gathered.reasoning_characters.add(len(reasoning))
-    if said.empty:
-        gathered.notes.add("empty", where)
-    elif thought and not content.strip() and not said.calls:
-        gathered.notes.add("think_only", where)
-    if not thought and not said.empty:
-        gathered.notes.add("no_reasoning", where)
-    claimed = seen.claims.get("completion_tokens")
-    if claimed is None:
-        return
-    gathered.claimed.add(claimed)
-    if seen.finish_reason == "length":
-        gathered.cut_claimed.add(claimed)
-    if not thought:
-        gathered.empty_claimed.add(claimed)
-        if seen.claims.get("reasoning_tokens"):
-            gathered.notes.add("reasoning_counted", f"{where}: {seen.claims['reasoning_tokens']:,} reasoning_tokens")
-    # Every token but a control token is a byte at least: fewer bytes than tokens, and some of the text is not there.
-    size = sum(_size(one.content) + _size(one.reasoning) for one in seen.said)
-    if not said.calls and not said.empty and claimed > size + 16:
-        gathered.notes.add("more_tokens_than_bytes", f"{where}: {claimed:,} tokens claimed, {size:,} bytes of text")
-
-
-def _take_digests(gathered: Gathered, seen: Seen, where: str) -> None:
-    asked = told = b""
-    try:
-        if seen.input_ids is not None:
-            asked = array("I", seen.input_ids).tobytes()
-        if seen.output_ids is not None:
-            told = array("I", seen.output_ids).tobytes() if len(seen.output_ids) > _LEAST_COMPARED // 4 else b""
-    except OverflowError:
-        gathered.notes.add("not_ids", where)
-    if seen.input_ids is None and seen.turns:
-        asked = seen.prompt.encode("utf-8", "surrogatepass")
-    if seen.output_ids is None and seen.said and not seen.said[0].calls:
-        text = f"{seen.said[0].reasoning}\0{seen.said[0].content}"
-        told = text.encode("utf-8", "surrogatepass") if len(text) > _LEAST_COMPARED else b""
-    prompt, reply = digest_of(asked), digest_of(told)
-    gathered.prompts.add(prompt)
-    gathered.replies.add(reply)
-    gathered.pairs.add(joined(prompt, reply))
-    tokens = seen.claims.get("completion_tokens", 0) if seen.output_ids is None else len(seen.output_ids)
-    gathered.tokens.append(min(tokens, _MOST))
-    gathered.sizes.append(min(_MOST, sum(len(one.content) + len(one.reasoning) for one in seen.said)))
-
-
-def _take_damages(gathered: Gathered, seen: Seen, where: str) -> None:
-    found: set[str] = set()
-    for said in seen.said:
-        found.update(damages_of_answer(said))
-        found.update(damages_of(said.content))
-        if said.reasoning:
-            found.update(damages_of(said.reasoning))
-    if "think_unclosed" in found and seen.finish_reason == "length":
-        found.discard("think_unclosed")  # it was cut off while it was thinking, which is told as that
-    asked: set[str] = set()
-    for turn in seen.turns:
-        asked.update(damages_of(text_of(turn.raw)))
-        if turn.role == "assistant":
-            asked.update(damages_of_answer(Said(text_of(turn.raw), calls=turn.raw.get("tool_calls"))))
-    for one in sorted(found):
-        gathered.damages.add(one, where)
-    for one in sorted(asked - found - {"think_end_alone"}):
-        gathered.damages.add(f"prompt:{one}", where)
-
-
-def role_faults(seen: Seen) -> list[str]:
-    """What is wrong with the order of turns."""
-    found = list(_order_faults(tuple(seen.roles)))
-    if any(is_empty(turn) for turn in seen.turns):
-        found.append("empty_turn")
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _order_faults(roles: tuple[str, ...]) -> tuple[str, ...]:
-    pairs = set(itertools.pairwise(roles))
-    turns = [role for role in roles if role != "system"]
-    system = roles.index(turns[0]) if turns else len(roles)  # how many stand at the head
-    faults = {
-        "starts_with_assistant": turns[:1] == ["assistant"],
-        "no_user": "user" not in roles,
-        "user_twice": ("user", "user") in pairs,
-        "assistant_twice": ("assistant", "assistant") in pairs,
-        "late_system": "system" in roles[system:],
-        "tool_without_call": not pairs.isdisjoint({("user", "tool"), ("system", "tool")}),
-        "no_answer": roles[-1] != "assistant",
-    }
-    return tuple(name for name, there in faults.items() if there)
-
-
-def _size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+def _fill(part: Part, rows: Iterator[Row]) -> bool:
+    """Take rows until there are enough for a part; answers whether there may be more."""
+    for row in rows:
+        part.take(row.value, row.size)
+        if part.bytes >= STRETCH_BYTES or part.rows >= _MOST_ROWS:
+            return True
+    return False

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from producer.audit.digests import lengths_of
 from producer.audit.finding import Finding, Level, each, share
 from producer.audit.gather import Gathered
-from producer.audit.tally import Lengths
 from producer.audit.tokens import Measured
 
 _EMPTY_SHARE = 0.05  # of the answers, without reasoning where there should be some
@@ -44,7 +44,7 @@ def _reasoning(seen: Gathered, measured: Measured | None, *, lost: bool) -> Iter
     if not texts or empty <= 0:
         return
     says = f"{share(empty, texts)} of the answers have no reasoning"
-    examples = tuple(seen.notes.examples.get("no_reasoning", ()))
+    examples = seen.notes.told("no_reasoning")
     counted = seen.notes["reasoning_counted"]
     if (lost and seen.reasoned < texts / 2) or counted > _EMPTY_SHARE * texts:
         told = f" while {_claim(seen, measured)}" if seen.claimed.rows else ""
@@ -85,7 +85,7 @@ def _tokens(seen: Gathered, measured: Measured | None, *, lost: bool) -> Iterato
     if not seen.claimed.rows:
         return
     bytes_short = seen.notes["more_tokens_than_bytes"]
-    examples = tuple(seen.notes.examples.get("more_tokens_than_bytes", ()))
+    examples = seen.notes.told("more_tokens_than_bytes")
     texts = seen.answers - seen.id_tokens.count
     if lost and seen.reasoned >= texts / 2:
         yield Finding(
@@ -160,11 +160,11 @@ def _pile(seen: Gathered, measured: Measured | None) -> tuple[int, int, int, str
 
     Of equal answers one counts, since they are of one length without being cut.
     """
-    first = seen.replies.first()
-    candidates: list[tuple[Lengths, str]] = [(Lengths.of(seen.tokens, first), "tokens")]
+    first = seen.of_replies.first()
+    candidates = [(lengths_of(seen.tokens, first), "tokens")]
     if measured is not None:
         candidates.append((measured.tokens, "tokens (of the sample)"))
-    candidates.append((Lengths.of(seen.sizes, first), "characters"))
+    candidates.append((lengths_of(seen.sizes, first), "characters"))
     for lengths, unit in candidates:
         if lengths.rows and (found := lengths.pile(least=32, share=0.03, rows=10)):
             return (*found, lengths.count, unit)

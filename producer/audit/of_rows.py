@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from producer.audit.digests import Digests, pairs_of
 from producer.audit.finding import Finding, each, level_of, share
 from producer.audit.gather import Gathered
 from producer.audit.tokens import Measured
@@ -38,12 +39,14 @@ def _broken(seen: Gathered) -> Iterator[Finding]:
             f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}) cannot be read: {REASONS[reason]}.",
             "A writer died within a line, or several wrote to one file at once." if reason == "not_json" else "",
             "look at these rows, and write them anew or leave them out.",
-            tuple(seen.broken.examples[reason]),
+            seen.broken.told(reason),
         )
 
 
 def _duplicates(seen: Gathered) -> Iterator[Finding]:
-    pairs, prompts, replies = (one.repeated() for one in (seen.pairs, seen.prompts, seen.replies))
+    pairs, of_pairs = _again(Digests(pairs_of(seen.prompts, seen.replies)))  # one after the other, to save memory
+    prompts, of_prompts = _again(Digests(seen.prompts))
+    replies, of_replies = _again(seen.of_replies)
     if pairs:
         yield Finding(
             level_of(pairs, seen.rows, wrong=0.2, warning=0.001),
@@ -51,7 +54,7 @@ def _duplicates(seen: Gathered) -> Iterator[Finding]:
             f"{pairs:,} rows ({share(pairs, seen.rows)}) have prompt and answer of an earlier row.",
             "Files were joined twice, or a job that was started again wrote what it had written.",
             "keep one of each (`tokenmill export --dedupe` does).",
-            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.pairs.examples()),
+            of_pairs,
         )
     if prompts > pairs:
         yield Finding(
@@ -60,7 +63,7 @@ def _duplicates(seen: Gathered) -> Iterator[Finding]:
             f"{prompts:,} rows ({share(prompts, seen.rows)}) have the prompt of an earlier row.",
             "Several answers were asked for each prompt, or the prompts were not freed of duplicates.",
             "",
-            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.prompts.examples()),
+            of_prompts,
         )
     others = replies - pairs
     if others > 0:
@@ -71,8 +74,14 @@ def _duplicates(seen: Gathered) -> Iterator[Finding]:
             "A refusal or an error text was saved as an answer, the model repeats itself at temperature 0, or answers "
             "were joined to the wrong prompts.",
             "look at the examples.",
-            tuple(f"rows {one:,} and {two:,}, {n:,} times in all" for one, two, n in seen.replies.examples()),
+            of_replies,
         )
+
+
+def _again(digests: Digests) -> tuple[int, tuple[str, ...]]:
+    """How many rows have the text of an earlier one, and examples."""
+    found = (f"rows {one:,} and {two:,}, {rows:,} times in all" for one, two, rows in digests.examples())
+    return digests.repeated(), tuple(found)
 
 
 _TEMPLATE = (
@@ -173,7 +182,7 @@ def _roles(seen: Gathered) -> Iterator[Finding]:
         if prompts_only:
             yield Finding("note", "prompts", _PROMPTS)
             continue
-        examples = tuple(seen.roles.examples[name])
+        examples = seen.roles.told(name)
         yield Finding(level, name, text, _BAD_ORDER, "leave these rows out, or repair the order.", examples)
     if seen.rows and not seen.answers and not seen.roles["no_answer"] and sum(seen.layouts.values()):
         yield Finding("note", "prompts", _PROMPTS)
@@ -191,7 +200,7 @@ def _decoded(measured: Measured) -> Iterator[Finding]:
             f"{open_:,} of {of:,} rows of ids in the sample ({share(open_, of)}) have no </think>; the others do.",
             "They were cut off while the model was thinking, or it did not think there.",
             "leave out what was cut off; see that all prompts were made with the same chat_template_kwargs.",
-            tuple(counts.examples["no_think_end"]),
+            counts.told("no_think_end"),
         )
 
 

@@ -1,5 +1,6 @@
 """Reconstructed rows as a file: the layout `ids` of an export, with columns that say how sure each row is."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import msgspec
 
 from common.chat_template import Tokenizer
 from common.durable import replace_file
+from producer.audit.counts import EXAMPLES
 from producer.audit.reconstruct import Allowed, Made, Refused, reconstruct
-from producer.audit.tally import Counts
 from producer.datasets.containers import MAX_ROW_BYTES, Cursor, read_rows
 from producer.export.writers import columns
 
@@ -20,7 +21,9 @@ class Reconstructed:
 
     def __init__(self) -> None:
         self.rows = self.made = self.tokens = self.trained_tokens = self.longest = 0
-        self.sure, self.refused = Counts(), Counts()
+        self.sure: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.examples: dict[str, list[str]] = {}  # of those refused
 
 
 def write(
@@ -46,13 +49,16 @@ def _lines(
             try:
                 made = reconstruct(row.value, row.index, dataset, tokenizer, allowed)
             except Refused as refused:
-                done.refused.add(refused.reason, f"row {row.index:,} of {source}: {refused.detail}")
+                done.refused[refused.reason] += 1
+                if done.refused[refused.reason] <= EXAMPLES:
+                    told = f"row {row.index:,} of {source}: {refused.detail}"
+                    done.examples.setdefault(refused.reason, []).append(told)
                 continue
             done.made += 1
             done.tokens += len(made.row.input_ids)
             done.trained_tokens += made.row.trained_tokens
             done.longest = max(done.longest, len(made.row.input_ids))
-            done.sure.add(f"tokens {made.tokens}, whitespace {made.whitespace}, end {made.ended}", "")
+            done.sure[f"tokens {made.tokens}, whitespace {made.whitespace}, end {made.ended}"] += 1
             yield _line(made)
 
 

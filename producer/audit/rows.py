@@ -10,24 +10,16 @@ from typing import Any
 import msgspec
 
 from producer.audit.answer_objects import Found, claims_of, objects_in
-from producer.datasets.layouts.catalog import LAYOUTS, MESSAGE_LIST, Layout, find, read_list
+from producer.audit.shape import REASONING, Shape, shape_of
+from producer.datasets.decoding import decoded
+from producer.datasets.layouts.catalog import MESSAGE_LIST, Asked, Layout, find, read_list
 from producer.datasets.layouts.turns import Turn
 from producer.datasets.reasons import BadRow
-from producer.datasets.rows import decoded
 
-# Where a flat row keeps its answer, and the reasoning beside it; the first that is there counts.
-ANSWERS = (
-    *("content", "response", "answer", "output", "completion", "completions", "generated_text", "solution"),
-    *("model_output", "prediction", "gemini_attempt", "chosen", "output_text", "generation"),
-)
-REASONING = ("reasoning_content", "reasoning", "thinking", "reasoning_text", "gemini_thinking_trajectory", "thought")
-_NUMBERS = ("index", "idx", "row", "row_index", "custom_id", "id", "request_id")
-_SECONDS = ("latency_seconds", "latency", "elapsed_seconds", "elapsed", "duration_seconds", "e2e_latency")
-_PLAIN = [one for one in LAYOUTS if one.name in {"magicoder", "alpaca", "opencode", "openorca", "question", "query"}]
-_NOT_PLAIN = frozenset(
-    {"input_ids", "messages", "conversations", "conversation", "chat", "history", "trajectory", "traj", "data", "turns"}
-)
+_QUESTIONS = frozenset({"turns", "bfcl", "ultrachat"})  # layouts without an answer beside the turns
+_NOTHING = Asked([])
 _UNTRAINED = -100
+_REASONING = frozenset(REASONING)
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "tool_response", "refusal"})
 
 
@@ -73,13 +65,6 @@ class Seen(msgspec.Struct):
     seconds: float | None = None
     row_id: str = ""
 
-    @property
-    def prompt(self) -> str:
-        """What was asked, as one text to tell prompts apart; empty if the row does not say."""
-        if len(self.turns) == 1:
-            return _whole(self.turns[0].raw)
-        return "\0".join(f"{turn.role}\1{_whole(turn.raw)}" for turn in self.turns)
-
 
 class NotData(Exception):
     """A line of ours that is no row: `kind` is void (a record taken back) or reject."""
@@ -93,37 +78,41 @@ def see(value: Any) -> Seen:
     """What a row holds, as a container gives it. Raises BadRow with the reason, and NotData."""
     row = decoded(value)
     if isinstance(row, list):
-        return _conversation(Seen(MESSAGE_LIST, read_list(row).turns))
-    if len(row) == 1 and "void" in row:
-        raise NotData("void")
-    if "reason" in row and "detail" in row and "index" in row:
-        raise NotData("reject")
-    found = objects_in(row)
+        turns, roles, said = _told(read_list(row).turns)
+        return Seen(MESSAGE_LIST, turns, roles=roles, said=said)
+    shape = shape_of(row)
+    if shape.not_data:
+        raise NotData(shape.not_data)
+    found = objects_in(row) if shape.may_be_object else None
     if found is not None:
         seen = _answered(found, row)
-    elif row.get("input_ids") is not None:
+    elif shape.has_ids and row["input_ids"] is not None:
         seen = _of_ids(row)
     else:
-        seen = _of_text(row)
-    _note(seen, row)
+        seen = _of_text(row, shape)
+    if shape.is_noted:
+        _note(seen, row, shape)
     return seen
 
 
 def text_of(raw: Mapping[str, Any]) -> str:
     """The text of a turn; of a content in parts, that of its text parts."""
-    for key in ("content", "value", "text"):
-        given = raw.get(key)
-        if given is not None:
-            return given if isinstance(given, str) else _joined(given)
-    return ""
+    given = raw.get("content")
+    if given is None:
+        given = raw.get("value")
+    if given is None:
+        given = raw.get("text")
+    if given is None:
+        return ""
+    return given if isinstance(given, str) else _joined(given)
 
 
-def is_empty(turn: Turn) -> bool:
-    """Whether nothing stands in a turn that should say something."""
+def has_only_text(turn: Turn) -> bool:
+    """Whether a turn that should say something has nothing beside its text."""
     raw = turn.raw
     return (
         turn.role in {"user", "assistant"}
-        and not (text_of(raw).strip() or _calls(raw) or _reasoning(raw)[0])
+        and not (_calls(raw) or _reasoning(raw)[0])
         and not (isinstance(raw.get("content"), list) and raw["content"])
     )
 
@@ -144,7 +133,7 @@ def _part(part: Any) -> str:
     return part if isinstance(part, str) else ""
 
 
-def _whole(raw: Mapping[str, Any]) -> str:
+def whole_of(raw: Mapping[str, Any]) -> str:
     """The content of a turn to tell it apart: with its images, where it has some."""
     content = raw.get("content")
     if not isinstance(content, list):
@@ -223,65 +212,75 @@ def _whole_numbers(value: Any) -> list[int] | None:
         return None
 
 
-def _of_text(row: dict[str, Any]) -> Seen:
-    seen = Seen("flat", claims=claims_of(row))
-    answer = next((name for name in ANSWERS if name in row and row[name] != []), None)
+def _of_text(row: dict[str, Any], shape: Shape) -> Seen:
+    answer = None
+    for column in shape.answers:
+        if row[column] != []:
+            answer = column
+            break
+    name, read = "flat", _NOTHING
     try:
-        layout = _layout(row)
-        seen.layout = layout.name
+        layout = _layout(row, shape)
+        name = layout.name
         read = layout.read(row)
-        seen.turns, seen.tools, seen.system = read.turns, read.tools, read.system
-        seen.unanswered = read.unanswered
     except BadRow:
-        if answer is None and not any(name in row for name in REASONING):
+        if answer is None and not shape.reasoning:
             raise
-    _conversation(seen)
-    if not seen.said and seen.layout in {"turns", "bfcl", "ultrachat"}:
-        answer = None  # questions
-    if not seen.said and (answer is not None or any(name in row for name in REASONING)):
-        seen.said = [Said(_flat(row[answer]) if answer else "", *_reasoning(row), row.get("tool_calls"))]
-        seen.roles = [*seen.roles, "assistant"] if seen.roles else []
-    return seen
+    turns, roles, said = _told(read.turns)
+    if not said:
+        if name in _QUESTIONS:
+            answer = None
+        if answer is not None or shape.reasoning:
+            said = [Said(_flat(row[answer]) if answer else "", *_reasoning(row), row.get("tool_calls"))]
+            if roles:
+                roles.append("assistant")
+    claims = claims_of(row) if shape.may_claim else {}
+    # At once, since setting a field of a Struct takes as long as making half of it.
+    return Seen(name, turns, read.tools, read.system, roles, said, None, claims, unanswered=read.unanswered)
 
 
-def _layout(row: Mapping[str, Any]) -> Layout:
-    """As find() has it, without ids; rows of text columns are many, and not tried for all other layouts."""
-    if _NOT_PLAIN.isdisjoint(row) and not isinstance(row.get("question"), list):
-        plain = next((one for one in _PLAIN if one.fits(row)), None)
-        if plain is not None:
-            return plain
-    found = find(row)
-    if found.name == "input_ids":  # the column is there, and null
+def _layout(row: Mapping[str, Any], shape: Shape) -> Layout:
+    """As find() has it, without ids; only the layouts that have their columns in the row are tried."""
+    for layout in shape.layouts:
+        if layout.fits(row):
+            break
+    else:
+        layout = find(row)
+    if layout.name == "input_ids":  # the column is there, and null
         raise BadRow("bad_input_ids")
-    return found
+    return layout
 
 
 def _flat(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, list) and value and isinstance(value[0], str):
-        return str(value[0])
-    return "" if value is None else value if isinstance(value, str) else _joined(value)
+        return value[0]
+    return "" if value is None else _joined(value)
 
 
-def _conversation(seen: Seen) -> Seen:
-    """Take the answer, which is the last turn, from the turns."""
-    turns = seen.turns
-    seen.roles = [turn.role for turn in turns]
-    if turns and turns[-1].role == "assistant":
-        last = turns[-1]
-        calls = text_of(last.raw) if last.is_call else _calls(last.raw)
-        seen.said = [Said("" if last.is_call else text_of(last.raw), *_reasoning(last.raw), calls)]
-        seen.turns = turns[:-1]
-    return seen
+def _told(turns: Sequence[Turn]) -> tuple[Sequence[Turn], list[str], list[Said]]:
+    """The turns before the answer, the roles of all, and the answer, which is the last turn if that is one."""
+    roles = [turn.role for turn in turns]
+    if not roles or roles[-1] != "assistant":
+        return turns, roles, []
+    last, raw = turns[-1], turns[-1].raw
+    text = text_of(raw)
+    if last.is_call:
+        said = Said("", *_reasoning(raw), text)
+    elif len(raw) == 2 and text and not isinstance(raw.get("content"), list):  # a role and a text, as most have
+        said = Said(text)
+    else:
+        said = Said(text, *_reasoning(raw), _calls(raw))
+    return turns[:-1], roles, [said]
 
 
 def _reasoning(raw: Mapping[str, Any]) -> tuple[str, bool]:
     """The reasoning in a field of its own, and whether there is such a field."""
-    field = False
-    for name in REASONING:
-        if name in raw:
-            field = True
-            if isinstance(raw[name], str) and raw[name].strip():
-                return raw[name], True
+    field = not _REASONING.isdisjoint(raw)
+    for name in REASONING if field else ():
+        if name in raw and isinstance(raw[name], str) and raw[name].strip():
+            return raw[name], True
     content = raw.get("content")
     for part in content if isinstance(content, list) else ():
         if isinstance(part, dict) and str(part.get("type")) in {"reasoning", "thinking"}:
@@ -291,31 +290,28 @@ def _reasoning(raw: Mapping[str, Any]) -> tuple[str, bool]:
     return "", field
 
 
-def _note(seen: Seen, row: Mapping[str, Any]) -> None:
-    if seen.finish_reason is None:
+def _note(seen: Seen, row: Mapping[str, Any], shape: Shape) -> None:
+    if shape.may_end and seen.finish_reason is None:
         given = row.get("finish_reason", row.get("stop_reason"))
         seen.finish_reason = given if isinstance(given, str) else None
     error = row.get("error")
     if error and not seen.error and (not seen.said or seen.said[0].empty):
         seen.error = error if isinstance(error, str) else msgspec.json.encode(error).decode()
-    for name in _NUMBERS:
-        if name in row:
-            seen.row_id = str(row[name])
-            # Of records and exports `tokenmill verify` tells what is missing.
-            seen.number = _number(row[name]) if seen.input_ids is None else None
-            break
-    seconds = next((row[name] for name in _SECONDS if name in row), None)
-    if isinstance(seconds, int | float) and seconds >= 0:
-        seen.seconds = float(seconds)
+    if shape.number:
+        seen.row_id = str(row[shape.number])
+        # Of records and exports `tokenmill verify` tells what is missing.
+        seen.number = _number(row[shape.number]) if seen.input_ids is None else None
+    if shape.seconds:
+        seconds = row[shape.seconds]
+        if isinstance(seconds, int | float) and seconds >= 0:
+            seen.seconds = float(seconds)
 
 
 def _number(value: Any) -> int | None:
     """The number of a row: 17, "17" or "request-17"."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) and value[-1:].isdecimal() and len(value) < 80:
+    if isinstance(value, str):
+        if not value[-1:].isdecimal() or len(value) >= 80:
+            return None
         digits = value[len(value.rstrip("0123456789")) :]
         return int(digits) if digits.isascii() and len(digits) < 16 else None
-    return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
-import jinja2
-
 from producer.audit.audit import PERCENTILES, Audited, token_check
 from producer.audit.finding import share
 
@@ -61,6 +59,8 @@ def facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def page(audits: Sequence[Audited]) -> str:
     """The HTML page. Everything that comes from files is escaped."""
+    import jinja2  # noqa: PLC0415  not for the text, which is soon done
+
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = environment.from_string((files(__package__) / "page.html.jinja").read_text(encoding="utf-8"))
     return template.render(

@@ -29,20 +29,32 @@ _CALLS = ("<tool_call>", "<function=", "<functioncall>", "<|tool_call", "[TOOL_C
 _THINK, _THINK_END = "<think>", "</think>"
 
 
+def may_be_damaged(text: str) -> bool:
+    """Whether damages_of or damages_of_answer may find something: every pattern of theirs has one of these.
+
+    A text is searched ten times as fast for one character as for two.
+    """
+    if "<" in text or "]" in text or "\0" in text:
+        return True
+    return not text.isascii() and (
+        "\u00c3" in text or "\u00c2" in text or "\u00f0" in text or "\u20ac" in text or "\ufffd" in text
+    )
+
+
 def damages_of(text: str) -> list[str]:
     """What is wrong with any text."""
     found = []
-    # What a text has none of is found ten times as fast without a regular expression.
-    if ("<|" in text or "INST]" in text or "_of_turn>" in text or "SYS>>" in text) and _CONTROL.search(text):
+    marked = ("<" in text and ("<|" in text or "_of_turn>" in text or "SYS>>" in text)) or (
+        "]" in text and "INST]" in text
+    )
+    if marked and _CONTROL.search(text):
         found.append("control_tokens")
     if not text.isascii():
-        if "<\uff5c" in text and "control_tokens" not in found and _CONTROL.search(text):
+        if "\uff5c" in text and "control_tokens" not in found and _CONTROL.search(text):
             found.append("control_tokens")
         if "\ufffd" in text:
             found.append("replacement")
-        if ("\u00c3" in text or "\u00c2" in text or "\u00e2\u20ac" in text or "\u00f0" in text) and _MOJIBAKE.search(
-            text
-        ):
+        if ("\u00c3" in text or "\u00c2" in text or "\u20ac" in text or "\u00f0" in text) and _MOJIBAKE.search(text):
             found.append("mojibake")
     if "\0" in text:
         found.append("nul")
@@ -51,16 +63,15 @@ def damages_of(text: str) -> list[str]:
 
 def damages_of_answer(said: Said) -> list[str]:
     """What is wrong with the marks in an answer."""
-    found = []
     content, reasoning = said.content, said.reasoning
-    if _THINK in content or _THINK_END in content:
-        found += _of_marks(content, reasoning)
-    if reasoning and (_THINK in reasoning or _THINK_END in reasoning):
+    tagged = "<" in content
+    found = _of_marks(content, reasoning) if tagged and (_THINK in content or _THINK_END in content) else []
+    if reasoning and "<" in reasoning and (_THINK in reasoning or _THINK_END in reasoning):
         # A model may speak of the marks; at the ends they are what a client has put there.
         text = reasoning.strip()
         if text.startswith(_THINK) or text.endswith(_THINK_END):
             found.append("think_doubled")
-    if not said.calls and ("<" in content or "[TOOL" in content) and any(one in content for one in _CALLS):
+    if not said.calls and (tagged or "]" in content) and any(one in content for one in _CALLS):
         found.append("tool_calls_as_text")
     return found
 
@@ -84,8 +95,10 @@ def _of_marks(content: str, reasoning: str) -> list[str]:
 def thoughts_in(said: Said) -> tuple[str, str]:
     """Reasoning and answer as told apart: by the field, or by think marks at the head of the content."""
     content = said.content
-    if said.reasoning.strip() or (
-        _THINK not in content and _THINK_END not in content and "_of_thought|>" not in content
+    if (
+        "<" not in content
+        or said.reasoning.strip()
+        or (_THINK not in content and _THINK_END not in content and "_of_thought|>" not in content)
     ):
         return said.reasoning, content
     text = content.lstrip()

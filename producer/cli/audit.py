@@ -66,8 +66,9 @@ def audit(
     where no finish_reason says so), rows that were dropped, duplicates, control tokens and think marks in the wrong
     place, damaged characters, turns out of order, and lines that cannot be read. docs/audit.md lists all checks.
 
-    Files may be larger than memory: a row takes 32 bytes, and as much again at the end. Leaves with code 3 if
-    something is wrong; warnings and notes leave with 0.
+    Files may be larger than memory: a row takes 24 bytes, and some 20 more at the end. Large files of JSON lines are
+    read by as many processes as there are cores. Leaves with code 3 if something is wrong; warnings and notes leave
+    with 0.
     """
     import msgspec
 

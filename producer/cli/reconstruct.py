@@ -84,8 +84,8 @@ def reconstruct(
             "tokens": done.tokens,
             "trained_tokens": done.trained_tokens,
             "longest": done.longest,
-            "sure": dict(done.sure.rows.most_common()),
-            "refused": dict(done.refused.rows.most_common()),
+            "sure": dict(done.sure.most_common()),
+            "refused": dict(done.refused.most_common()),
         }
         sys.stdout.buffer.write(msgspec.json.encode(whole) + b"\n")
     else:
@@ -101,9 +101,9 @@ def _tell(done: "Reconstructed", output: Path) -> None:
         f"{output}: {done.made:,} of {done.rows:,} rows ({share(done.made, done.rows)}) reconstructed, "
         f"{done.tokens:,} tokens, {done.trained_tokens:,} to learn, longest row {done.longest:,} tokens"
     )
-    for what, rows in done.sure.rows.most_common():
+    for what, rows in done.sure.most_common():
         click.echo(f"  sure    {rows:>9,}  {what}")
-    for reason, rows in done.refused.rows.most_common():
+    for reason, rows in done.refused.most_common():
         click.echo(f"  refused {rows:>9,}  {reason}: {REASONS[reason]}")
-        for example in done.refused.examples[reason]:
+        for example in done.examples[reason]:
             click.echo(f"                     - {example}")

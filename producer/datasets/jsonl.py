@@ -1,9 +1,12 @@
 """JSON lines: split at newlines alone, a blank line is no row."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from producer.datasets.compressed import Text
 from producer.datasets.cursor import Cursor, Row, too_long
+
+if TYPE_CHECKING:  # fsspec comes with it, which takes a third of the start of a process of an audit
+    from producer.datasets.compressed import Text
 
 BOM = b"\xef\xbb\xbf"
 
@@ -30,7 +33,7 @@ def lines(chunks: Iterator[bytes], offset: int, limit: int) -> Iterator[tuple[by
         yield (None if held > limit else b"".join(kept)), offset + held
 
 
-def rows(text: Text, start: Cursor, limit: int) -> Iterator[Row]:
+def rows(text: "Text", start: Cursor, limit: int) -> Iterator[Row]:
     """The rows of `text` from `start` on. Raises OSError, DataError."""
     at, first = start, start.offset == 0
     for line, end in lines(text.chunks(start.offset), start.offset, limit):

@@ -1,10 +1,12 @@
-"""How fast an audit reads, in MB/s on one core, and how much memory it takes, for files of two sizes.
+"""How fast an audit reads, in MB/s by the clock and of CPU, and how much memory it takes, for files of two sizes.
 
     python -m tests.benchmarks.audit [--mb 100 400] [--tokenizer DIR]
 
-Three kinds of rows are made first, in a folder that is removed: OpenAI answer objects with their messages, of some 6 kB
-each as reasoning models write them; rows of ids with a loss mask, of some 9 kB; and short questions and answers of some
-400 bytes. Each audit is a process of its own, timed whole, and its memory is the most that it had resident.
+Four kinds of rows are made first, in a folder that is removed: OpenAI answer objects with their messages, of some 6 kB
+each as reasoning models write them; rows of ids with a loss mask, as SpecForge has them, of some 11 kB; and of some 350
+bytes, of which the time is that of rows and not of bytes, questions with answers, and ShareGPT's conversations of two
+turns. Each audit is a command of its own, timed whole, with the processes that it starts: CPU is that of all, and
+memory the most that one of them had resident, which is the command itself.
 """
 
 import argparse
@@ -56,10 +58,15 @@ def short(rng: random.Random, index: int) -> dict[str, Any]:
     return {"id": index, "question": _words(rng, 25), "answer": _words(rng, 40)}
 
 
+def conversation(rng: random.Random, index: int) -> dict[str, Any]:
+    return {"id": index, "conversations": [{"from": role, "value": _words(rng, 25)} for role in ("human", "gpt")]}
+
+
 KINDS: dict[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "answer objects": answer_object,
     "ids": ids,
     "short rows": short,
+    "conversations": conversation,
 }
 
 
@@ -90,7 +97,7 @@ def audited(path: Path, more: list[str]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Audit files of three kinds of rows, in two sizes each.")
+    parser = argparse.ArgumentParser(description="Audit files of four kinds of rows, in two sizes each.")
     parser.add_argument("--mb", type=int, nargs="+", default=[100, 400])
     parser.add_argument("--tokenizer", type=Path)
     options = parser.parse_args()

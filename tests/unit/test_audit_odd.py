@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from producer.audit.audit import audit
-from producer.audit.gather import Gathered, _take
+from producer.audit.gather import Gathered
+from producer.audit.part import Part
 from producer.audit.reconstruct import REASONS, Allowed, Refused, reconstruct
+from producer.audit.sample import Candidates
 from producer.audit.show import lines, page
-from producer.audit.tokens import Sampled
-from producer.datasets.cursor import BadLine, Cursor, Row
+from producer.audit.tokens import measure
+from producer.datasets.cursor import BadLine
 from tests.unit.audit_steps import alarms, clean, looked, tokenizer, write
 
 KEYS = [
@@ -45,15 +47,15 @@ OF = tokenizer()
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8) | JSON, min_size=1, max_size=6))
 def test_any_json_is_counted_or_told(values: list[Any]) -> None:
-    gathered = Gathered("rows")
-    gathered.sampled = Sampled(10)
-    for index, value in enumerate(values):
-        _take(gathered, Row(index, value, Cursor(index + 1), 10))
+    gathered, part = Gathered("rows", 10), Part(Candidates(10))
+    for value in values:
+        part.take(value, 10)
+    gathered.add(part)
     notes = gathered.notes["void"] + gathered.notes["reject"]
     assert gathered.rows == len(values)
     assert gathered.layouts.total() + gathered.broken.rows.total() + notes == len(values)
-    assert len(gathered.tokens) == len(gathered.sizes) == len(gathered.replies.first()) == len(values)
-    gathered.sampled.measure(OF)
+    assert len(gathered.tokens) == len(gathered.sizes) == len(gathered.of_replies.first()) == len(values)
+    measure(gathered.sample.rows(), OF)
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,9 +70,9 @@ def test_any_json_is_reconstructed_or_refused_by_name(value: dict[str, Any]) -> 
 
 
 def test_bad_lines_of_containers(tmp_path: Path) -> None:
-    gathered = Gathered("rows")
-    _take(gathered, Row(0, BadLine("line_too_long", "the row has more than 5 bytes"), Cursor(1), 5))
-    assert dict(gathered.broken.rows) == {"line_too_long": 1}
+    part = Part(Candidates())
+    part.take(BadLine("line_too_long", "the row has more than 5 bytes"), 5)
+    assert dict(part.broken.rows) == {"line_too_long": 1}
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import msgspec
 import pytest
 
 from common.records import Void, Voided, Written, encode_line
-from producer.audit import of_answers, of_rows
+from producer.audit import of_answers, of_rows, shape
 from producer.audit.audit import audit
+from producer.audit.digests import Digests, pairs_of
+from producer.audit.lengths import Lengths
 from producer.audit.reconstruct import REASONS
 from producer.audit.rows import NotData, see
-from producer.audit.tally import Digests, Lengths, digest_of
+from producer.audit.shape import shape_of
 from producer.audit.texts import thoughts_in
-from producer.datasets.layouts.catalog import find
+from producer.datasets.layouts.catalog import LAYOUTS, Layout, find
 from producer.datasets.reasons import REASONS as ROW_REASONS
 from producer.datasets.reasons import BadRow
 from tests.conftest import REPO
@@ -259,12 +262,18 @@ def test_percentiles_and_piles() -> None:
 
 
 def test_digests_tell_what_is_there_again() -> None:
-    digests = Digests()
-    for text in (b"a", b"b", b"", b"a", b"c", b"", b"a"):
-        digests.add(digest_of(text))
+    digests = Digests(array("q", [7, 9, 0, 7, 3, 0, 7]))
     assert digests.repeated() == 2
     assert list(digests.examples()) == [(0, 3, 3)]
     assert digests.first().tolist() == [True, True, True, False, True, True, False]
+    assert (Digests(array("q")).repeated(), list(Digests(array("q")).examples())) == (0, [])
+
+
+def test_pairs_are_equal_where_both_are() -> None:
+    made = pairs_of(array("q", [1, 2, 1, 0, -1, 1]), array("q", [2, 1, 2, 2, 5, 0])).tolist()
+    assert made[0] == made[2]
+    assert (made[3], made[5]) == (0, 0)
+    assert len({*made} - {0}) == 3
 
 
 def test_every_finding_and_reason_is_in_the_documentation() -> None:
@@ -280,15 +289,42 @@ def test_every_finding_and_reason_is_in_the_documentation() -> None:
     assert {reason for reason in reasons if f"`{reason}`" not in page} == set()
 
 
-@pytest.mark.parametrize("name", ["magicoder", "alpaca", "opencode", "openorca", "question", "query"])
-def test_the_short_way_to_a_layout_is_that_of_the_catalog(name: str) -> None:
-    columns = {
-        "magicoder": {"problem": "p", "solution": "s", "instruction": "i"},
-        "alpaca": {"instruction": "i", "output": "o", "input": "n"},
-        "opencode": {"input": "i", "output": "o", "question": "q"},
-        "openorca": {"question": "q", "system_prompt": "", "query": "q"},
-        "question": {"question": "q", "query": "q", "prompt": "p"},
-        "query": {"query": "q", "prompt": "p"},
-    }[name]
-    assert see(columns).layout == find(columns).name == name
-    assert see(columns | {"messages": [USER]}).layout == "messages"
+ONE_OF_EACH: dict[str, Row] = {
+    "input_ids": {"input_ids": None},
+    "messages": {"messages": [USER]},
+    "conversations": {"conversations": [USER]},
+    "conversation": {"conversation": [USER]},
+    "glaive": {"chat": "USER: 1 + 1 = ?"},
+    "swe_agent": {"history": [USER]},
+    "trajectory": {"traj": [USER], "prompt": "p"},
+    "ultrachat": {"data": ["1 + 1 = ?"]},
+    "bfcl": {"question": [USER]},
+    "turns": {"turns": ["1 + 1 = ?"]},
+    "magicoder": {"problem": "p", "solution": "s", "instruction": "i"},
+    "alpaca": {"instruction": "i", "output": "o", "input": "n"},
+    "opencode": {"input": "i", "output": "o", "question": "q"},
+    "openorca": {"question": "q", "system_prompt": "", "query": "q"},
+    "question": {"question": "q", "query": "q", "prompt": "p"},
+    "query": {"query": "q", "prompt": "p"},
+    "prompt": {"prompt": "p", "response": "r"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: one.name)
+def test_the_short_way_to_a_layout_is_that_of_the_catalog(layout: Layout) -> None:
+    row = ONE_OF_EACH[layout.name]
+    if layout.name == "input_ids":
+        with pytest.raises(BadRow, match="bad_input_ids"):
+            see(row)
+        return
+    assert see(row).layout == find(row).name == layout.name
+    # Without the columns that it is tried for, no row fits it.
+    columns = {name for name in row if layout not in shape_of({name: row[name]}).layouts}
+    assert not layout.fits({name: row[name] for name in columns})
+    assert see(row | {"messages": [USER]}).layout == "messages"
+
+
+def test_rows_of_many_shapes_are_not_all_remembered() -> None:
+    for number in range(3_000):
+        shape_of({f"column {number}": 1})
+    assert len(shape._known) <= shape._MOST

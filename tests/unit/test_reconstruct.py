@@ -198,7 +198,7 @@ def test_the_file_has_the_layout_of_an_export(tmp_path: Path) -> None:
     message(lost)["reasoning_content"] = None
     source = write(tmp_path / "old.jsonl", [row, lost, {"void": {"index": 0, "attempt": 1}}])
     done = write_rows([str(source)], tmp_path / "new.jsonl", of, Allowed())
-    assert (done.rows, done.made, dict(done.refused.rows)) == (3, 1, {"no_reasoning": 1, "not_a_row": 1})
+    assert (done.rows, done.made, dict(done.refused)) == (3, 1, {"no_reasoning": 1, "not_a_row": 1})
     assert done.trained_tokens == usage(row)["completion_tokens"]
     (line,) = (tmp_path / "new.jsonl").read_text().splitlines()
     prompt = usage(row)["prompt_tokens"]

@@ -6,7 +6,7 @@ rows is for people to read; it decides nothing.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -20,8 +20,7 @@ from producer.datasets.reasons import NOT_JSON, BadRow
 DETECTED_ROWS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a row asks: its turns, tools as they stand in it, and its system prompt where that is no turn.
 
     `unanswered`: the turns are questions, with a blank answer between two of them, which nobody gave.
@@ -113,22 +112,30 @@ def read_list(row: list[Any]) -> Asked:
     return Asked(open_turns(row))
 
 
-def read_text(row: Mapping[str, Any], column: str, before: Iterable[tuple[Any, Any]] = ()) -> Asked:
+def read_text(row: Mapping[str, Any], column: str, before: Sequence[tuple[Any, Any]] = ()) -> Asked:
     """One text column, which is the user's turn, after earlier questions and answers."""
     text = row.get(column)
-    if not isinstance(text, str) or not text.strip():
+    if not _filled(text):
         raise BadRow("no_prompt", f"the column {column!r} holds no text")
-    return _asked(row, _talk([*(one for pair in before for one in pair), text]))
+    if before:
+        return _asked(row, _talk([*(one for pair in before for one in pair), text]))
+    return _beside(row, [Turn("user", {"role": "user", "content": text}, 0)])
 
 
 def _asked(row: Mapping[str, Any], turns: Any, *, unanswered: bool = False) -> Asked:
-    tools = row.get("tools") or row.get("functions")
-    system = next((row[name] for name in ("system", "system_prompt") if _filled(row.get(name))), "")
-    return Asked(open_turns(turns), tools, system, unanswered)
+    return _beside(row, open_turns(turns), unanswered=unanswered)
+
+
+def _beside(row: Mapping[str, Any], turns: list[Turn], *, unanswered: bool = False) -> Asked:
+    """The turns with what stands beside them in the row."""
+    system = ""
+    if "system" in row or "system_prompt" in row:
+        system = next((row[name] for name in ("system", "system_prompt") if _filled(row.get(name))), "")
+    return Asked(turns, row.get("tools") or row.get("functions"), system, unanswered)
 
 
 def _filled(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    return isinstance(value, str) and value != "" and not value.isspace()
 
 
 def _talk(texts: list[Any]) -> list[dict[str, Any]]:

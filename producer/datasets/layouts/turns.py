@@ -32,9 +32,10 @@ _MEDIA_KEYS = ("image", "image_url", "audio", "audio_url", "input_audio", "video
 _MEDIA_MARKS = re.compile(r"<(?:image|video|audio)>[ \t]*+\n?")  # where a column of the row goes
 _MEDIA_LISTS = ("images", "videos", "audios")
 _MEDIA_COLUMNS = ("image", "video", "audio")  # may be anything, so they count only where a mark is
+_ANY_MEDIA = frozenset((*_MEDIA_LISTS, *_MEDIA_COLUMNS))
 
 
-class Turn(NamedTuple):
+class Turn(msgspec.Struct, frozen=True):
     """A turn whose role is known: system, user, assistant or tool; and whether its content is a tool call."""
 
     role: str
@@ -48,9 +49,10 @@ class Media:
 
     def __init__(self, row: Mapping[str, Any], *, drop: bool) -> None:
         self._drop = drop
-        self._in_lists = any(isinstance(row.get(name), list) and row[name] for name in _MEDIA_LISTS)
-        self.marked = self._in_lists or any(row.get(name) for name in _MEDIA_COLUMNS)
-        self.dropped = False
+        self._in_lists = self.marked = self.dropped = False
+        if not _ANY_MEDIA.isdisjoint(row):
+            self._in_lists = any(isinstance(row.get(name), list) and row[name] for name in _MEDIA_LISTS)
+            self.marked = self._in_lists or any(row.get(name) for name in _MEDIA_COLUMNS)
 
     def found(self, where: str) -> None:
         """Raises BadRow unless media are to be dropped."""
