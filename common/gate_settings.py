@@ -23,17 +23,23 @@ class _Section(BaseModel):
 class GateSettings(_Section):
     """What follows from one flag."""
 
-    share: Share | None = None  # above this share of the window the dataset is stopped; 1: never
-    action: Action | None = None  # how it is stopped; by default as [gates] says
-    drop_from_export: bool = False  # leave records with the flag out of exports
-    counts: bool = True  # whether records with the flag count against the cap
+    share: Share | None = None
+    """Above this share of the window the dataset is stopped; 1: never."""
+    action: Action | None = None
+    """How it is stopped; if not set, as `[gates] action` says."""
+    drop_from_export: bool = False
+    """Whether records with the flag are left out of exports."""
+    counts: bool = True
+    """Whether records with the flag count against the cap."""
 
 
 class ChangeSettings(_Section):
     """What follows from a sudden change of the lengths of answers, or of how they end."""
 
     action: Action | None = None
-    factor: Annotated[float, Field(gt=1)] = 2.0  # answers are so many times as long, or as short, as before
+    """How it is stopped; if not set, as `[gates] action` says."""
+    factor: Annotated[float, Field(gt=1)] = 2.0
+    """Answers so many times as long as before, or as short, are a change."""
 
 
 def gate_in(reason: str) -> str | None:
@@ -66,9 +72,12 @@ SHARES = MappingProxyType(
 class GatesSettings(_Section):
     """The gates of a dataset. The defaults suit models that reason, at the lengths that they need."""
 
-    action: Action = "halt"  # halt: the dataset ends, and `run` with 3; pause: it waits for `tokenmill resume`
-    window: Annotated[int, Field(ge=20, le=KEPT_ANSWERS)] = 100  # answers that shares are taken over
-    at_least: Positive = 20  # answers before which no gate closes
+    action: Action = "halt"
+    """`halt`: the dataset ends, and `run` with 3; `pause`: it waits for `tokenmill resume`; `none`: it goes on."""
+    window: Annotated[int, Field(ge=20, le=KEPT_ANSWERS)] = 100
+    """The last answers that shares are taken over."""
+    at_least: Positive = 20
+    """Answers before which no gate closes."""
     change: ChangeSettings = ChangeSettings()
     truncated: GateSettings = GateSettings()
     clipped: GateSettings = GateSettings()

@@ -11,6 +11,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -32,16 +33,22 @@ from common.sections import (
 DEFAULT_CONFIG = "tokenmill.toml"
 ENV_PREFIX = "TOKENMILL_"
 # Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
-RESERVED_ENV = frozenset(
-    {"TOKENMILL_CONFIG", "TOKENMILL_DEBUG", "TOKENMILL_PARENT", "TOKENMILL_CONTRACT_URL", "TOKENMILL_FLOWER_BASIC_AUTH"}
-    | {"TOKENMILL_LOG_FORMAT"}
+RESERVED_ENV = MappingProxyType(
+    {
+        "TOKENMILL_CONFIG": "the configuration file, where `-c` names none",
+        "TOKENMILL_DEBUG": "`1`: a fault shows its traceback, as with `--debug`",
+        "TOKENMILL_LOG_FORMAT": "`text` or `json`, whatever standard error is",
+        "TOKENMILL_FLOWER_BASIC_AUTH": "USER:PASSWORD that `tokenmill flower` asks for",
+        "TOKENMILL_PARENT": "set by `run` and `control` for the processes that they start",
+        "TOKENMILL_CONTRACT_URL": "the server that the contract tests are to ask",
+    }
 )
 # The longest path that a Unix socket may have (sun_path is 108 bytes on Linux, 104 on macOS, with its NUL).
 MAX_SOCKET_PATH = 100
 # Keys that were there before, and where what they said is said now.
 _MOVED = {"prompt_column": "columns.prompt"}
 # An API key is never in the configuration, which is shown around; where a file that holds it is named instead.
-_KEYS_IN_THE_FILE = {"api_key": "[server] api_key_file", "api_keys": "[server.api_key_files]"}
+KEYS_NOT_IN_THE_FILE = {"api_key": "[server] api_key_file", "api_keys": "[server.api_key_files]"}
 
 
 class Settings(BaseSettings):
@@ -52,7 +59,9 @@ class Settings(BaseSettings):
     )
 
     output: Path = Path("out")
+    """The folder of records, logs and books."""
     redis: str = "embedded"
+    """`"embedded"`: tokenmill starts its own; else a redis://, rediss:// or unix:// address."""
     server: ServerSettings = ServerSettings()
     tokenizer: TokenizerSettings
     sampling: SamplingSettings = SamplingSettings()
@@ -165,13 +174,15 @@ def load_settings(given: Path | None = None) -> Settings:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; write it (see README.md) or name another with -c FILE") from None
+        raise ConfigError(
+            f"{path} does not exist; write it (docs/configuration.md has the keys) or name another with -c FILE"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     server = table.get("server")
-    for name, instead in _KEYS_IN_THE_FILE.items():
+    for name, instead in KEYS_NOT_IN_THE_FILE.items():
         if isinstance(server, dict) and name in server:
             raise ConfigError(
                 f"{path}: [server] {name} does not belong in a configuration file; "

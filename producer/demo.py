@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ _IDS = ("--vocab-size", "4096", "--last-id", "4087", "--end-token-id", "4090", "
 _START_SECONDS = 30.0
 
 _CONFIG = """\
-{mark}; a real job's configuration looks the same. README.md has the keys.
+{mark}; a real job's configuration looks the same. docs/configuration.md has the keys.
 output = "."
 redis  = "embedded"
 
@@ -51,6 +53,37 @@ name = "tools"
 path = "{examples}/prompts/tools.jsonl"
 cap_tokens = 25_000
 """
+
+
+_NEXT = """
+next:
+  {program} verify -c {config}   every line checked, and the ledger against the files
+  {program} status -c {config}   the same figures again
+  {program} show tools -c {config}   the last answer, decoded
+  {program} export -c {config} --format ids -o DIR   training files with loss masks
+For a real job write tokenmill.toml (docs/configuration.md has its keys), then `{program} run`."""
+
+
+def program() -> str:
+    """What to type for `tokenmill` here: where the shell would not find this one, the path that it was started by.
+
+    `make demo` puts the command into .venv/bin, which is on nobody's PATH.
+    """
+    places = (Path(sys.argv[0]), Path(sys.executable).with_name("tokenmill"))  # the second for python -m
+    started = next((place.absolute() for place in places if place.name == "tokenmill" and place.is_file()), None)
+    found = shutil.which("tokenmill")
+    if started is None or (found and started.samefile(found)):
+        return "tokenmill"
+    here = Path.cwd()
+    if not started.is_relative_to(here):
+        return shlex.quote(str(started))
+    # A shell takes a name without a slash for one on the PATH.
+    return shlex.quote(f"./{started.name}" if started.parent == here else str(started.relative_to(here)))
+
+
+def closing_words(config: str) -> str:
+    """What to type next; `config` is the demo's configuration as a person would type it."""
+    return _NEXT.format(program=program(), config=config)
 
 
 def examples() -> Path:

@@ -16,9 +16,9 @@ from common.payload import Packer
 from common.sections import DatasetSettings
 from common.settings import Settings
 from producer.datasets.cursor import Row
+from producer.datasets.fed import fed
 from producer.datasets.layouts.catalog import Detected
 from producer.datasets.rows import layout_of
-from producer.datasets.sample import sample
 from producer.datasets.standard_input import STANDARD_INPUT, source_of
 from producer.prepare import Chunk, Limits, prepare
 
@@ -57,8 +57,9 @@ class ShownReject(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True):
-    """What was looked at of a dataset: `rows` rows, which are `all_rows` of the source or not.
+    """What was looked at of a dataset: `rows` rows, which are `all_rows` that are fed or not.
 
+    `fed_rows`: how many are fed, where `limit` or `shuffle` say which and these could be counted; `order` says which.
     `prompt_tokens` is by `min`, `p50`, `p90`, `p99`, `max`; `cut` prompts ask for less than max_new_tokens, to fit.
     """
 
@@ -76,6 +77,10 @@ class DryRun(msgspec.Struct, frozen=True):
     sampling_params: dict[str, Any]
     chat_template_kwargs: dict[str, Any]
     prompts: list[ShownPrompt]
+    limit: int | None = None
+    shuffle: int | None = None
+    fed_rows: int | None = None
+    order: str = ""
     fault: str = ""
 
 
@@ -86,7 +91,7 @@ def dry_run(
     sampling = settings.sampling_of(dataset)
     limits = Limits(vocab_size, context_length, sampling.max_new_tokens, sampling.fit)
     with source_at_hand(settings, dataset) as source:
-        taken = sample(source, dataset.max_row_bytes, READ_SECONDS)
+        taken, fed_rows, order = fed(source, dataset, READ_SECONDS)
     # Numbered anew: those from the middle of a source have no index that is known.
     rows = [msgspec.structs.replace(row, index=number) for number, row in enumerate(taken.rows)]
     packer = Packer()
@@ -102,6 +107,10 @@ def dry_run(
         layouts=Detected.of(layout_of(row.value, dataset) for row in rows[:looked_at]).rows,
         rows=looked_at,
         all_rows=taken.all and looked_at == len(rows),
+        limit=dataset.limit,
+        shuffle=dataset.shuffle,
+        fed_rows=fed_rows,
+        order=order,
         converted=len(payloads),
         cut=sum(payload.max_new_tokens is not None for _, payload in payloads),
         rejected=dict(sorted(counts.items(), key=lambda one: -one[1])),
@@ -186,9 +195,13 @@ def lines(found: DryRun) -> Iterator[str]:
     """What was found as a person reads it."""
     yield f"{found.name}: {found.source}"
     layouts = ", ".join(f"{name} ({rows:,})" for name, rows in found.layouts.items()) or "none"
-    which = "all there are" if found.all_rows else "the first ones, and of a large source some from all over it"
+    which = "the first ones, and of a large source some from all over it"
+    if found.all_rows:
+        which = "all that are fed" if found.order else "all there are"
     cut = f", of which {found.cut:,} ask for fewer new tokens, to fit the context" if found.cut else ""
     yield f"  layout     {layouts}"
+    if found.order:
+        yield f"  fed        {'' if found.fed_rows is None else f'{found.fed_rows:,} rows: '}{found.order}"
     yield f"  looked at  {found.rows:,} rows: {which}"
     yield f"  converted  {found.converted:,}{cut}"
     if found.turns == "all":

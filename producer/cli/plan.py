@@ -9,7 +9,7 @@ import click
 from common.options import HELP, config_option, json_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from common.chat_template import Tokenizer
     from common.sections import DatasetSettings
@@ -33,16 +33,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Completion tokens a second that all servers make together; by default what was measured.",
 )
-@click.option(
-    "--cap", type=click.IntRange(min=1), metavar="TOKENS", help="Plan as if each dataset had this cap, to try it."
-)
+@click.option("--cap", metavar="TOKENS", help="Plan as if each dataset had this cap, as in 12M; `none`: no cap.")
 @json_option
 @config_option
 def plan(
     datasets: tuple[str, ...],
     pilot: int | None,
     tokens_per_second: float | None,
-    cap: int | None,
+    cap: str | None,
     as_json: bool,
     config: Path | None,
 ) -> None:
@@ -53,7 +51,8 @@ def plan(
     the records in the output folder, or else from --pilot, the servers or the configuration.
 
     The times: `alone` is with the servers to itself, `done in` beside the other datasets, by its weight. What is
-    answered already is left out. Servers that do not answer are named, and planned without.
+    answered already is left out, and so are turns of conversations that have stopped, which the ledger is asked for.
+    Servers that do not answer are named, and planned without.
     """
     import math
 
@@ -70,7 +69,9 @@ def plan(
     if tokens_per_second is not None and not math.isfinite(tokens_per_second):
         raise UsageError(f"--tokens-per-second {tokens_per_second} is no rate; give a number")
     settings = load_settings(config)
-    chosen, unasked = _chosen(settings, datasets, cap)
+    chosen, unasked = _chosen(settings, datasets)
+    if cap is not None:
+        chosen, unasked = _capped(chosen, cap), [one for one in unasked if ": cap_tokens" not in one]
     tokenizer = Tokenizer(settings.tokenizer)
     servers, loads, more = _asked(settings, chosen, tokenizer, pilot=pilot is not None)
     unasked += more
@@ -80,7 +81,9 @@ def plan(
     names = [dataset.name for dataset in chosen]
     run = gather(settings.output, [*names, *sorted(registered_names(settings.output))])
     piloted = _pilot(settings, servers, limits[0], chosen, sources, run, pilot) if pilot and servers else None
-    made = _made(settings, chosen, sources, run, piloted, servers, loads, tokens_per_second, unasked)
+    stopped, unknown = _stopped(settings, chosen, run)
+    unasked += [unknown] if unknown else []
+    made = _made(settings, chosen, sources, run, stopped, piloted, servers, loads, tokens_per_second, unasked)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(made) + b"\n")
     else:
@@ -97,7 +100,7 @@ def _print(made: Any) -> None:
         click.echo(line)
 
 
-def _chosen(settings: "Settings", names: tuple[str, ...], cap: int | None) -> "tuple[list[DatasetSettings], list[str]]":
+def _chosen(settings: "Settings", names: tuple[str, ...]) -> "tuple[list[DatasetSettings], list[str]]":
     """The datasets with the caps and weights that hold, save those that are cancelled; and what is to be said."""
     from common.errors import UsageError
     from producer.enqueue import choose
@@ -105,13 +108,21 @@ def _chosen(settings: "Settings", names: tuple[str, ...], cap: int | None) -> "t
 
     asked = choose(settings, names)
     held = [(dataset, *in_force(settings, dataset)) for dataset in asked]
-    said = [one for one in notes(settings, asked) if cap is None or ": cap_tokens" not in one]
     kept = [dataset for _, dataset, steering in held if steering.state != "cancelled"]
     if not kept:
         raise UsageError("all of these datasets are cancelled, so that there is nothing to plan; name others")
-    if cap is not None:
-        kept = [dataset.model_copy(update={"cap_tokens": cap}) for dataset in kept]
-    return kept, [f"{one}." for one in said]
+    return kept, [f"{one}." for one in notes(settings, asked)]
+
+
+def _capped(datasets: "Sequence[DatasetSettings]", cap: str) -> "list[DatasetSettings]":
+    """As if each had this cap. Raises UsageError if it is none."""
+    from common.amounts import tokens_of
+    from common.errors import UsageError
+
+    tokens = tokens_of(cap)
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--cap {cap} is no cap; it is 1 token at least, or `none`")
+    return [dataset.model_copy(update={"cap_tokens": tokens}) for dataset in datasets]
 
 
 def _asked(
@@ -135,6 +146,17 @@ def _asked(
     for sentence in warnings:
         click.echo(f"warning: {sentence}", err=True)
     return servers, load("workers.sglang.pilot:speeds")(servers, settings.api_key_of), []
+
+
+def _stopped(
+    settings: "Settings", datasets: "Sequence[DatasetSettings]", run: "Gathered"
+) -> "tuple[Mapping[str, int], str]":
+    """The turns of conversations that are not made, by dataset; Redis is asked only where answers were made of any."""
+    from producer.plan.stopped import stopped_turns
+
+    pairs = zip(datasets, run.datasets, strict=False)
+    names = [dataset.name for dataset, came in pairs if dataset.turns == "all" and came.samples]
+    return stopped_turns(settings, names) if names else ({}, "")
 
 
 def _pilot(
@@ -175,6 +197,7 @@ def _made(
     datasets: "Sequence[DatasetSettings]",
     sources: "Sequence[Source]",
     run: "Gathered",
+    stopped: "Mapping[str, int]",
     piloted: Any,
     servers: "Sequence[Any]",
     loads: "Sequence[Any]",
@@ -188,7 +211,7 @@ def _made(
 
     told = piloted.told if piloted is not None else ()
     asked = [
-        Asked(dataset, source, came, [one for one in told if one.dataset == dataset.name])
+        Asked(dataset, source, came, [one for one in told if one.dataset == dataset.name], stopped.get(dataset.name, 0))
         for dataset, source, came in zip(datasets, sources, run.datasets, strict=False)
     ]
     rate = rate_of(tokens_per_second, run, loads, piloted)

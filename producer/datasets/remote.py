@@ -96,7 +96,7 @@ def _system(url: str) -> tuple[Any, str]:
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
     except ImportError:
         raise DataError(
-            f"{url} needs a package that is not installed; install it with: pip install 'tokenmill[remote]'"
+            f"{url} needs a package that is not installed; install it beside tokenmill: s3fs for s3, gcsfs for gs"
         ) from None
     except ValueError as error:  # an unknown protocol
         raise DataError(f"{url} cannot be read: {error}; use a path, s3://, gs:// or hf://") from None

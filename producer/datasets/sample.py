@@ -1,6 +1,7 @@
 """Rows of a source for people to look at: its first ones, and of a large one some from all over it."""
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from producer.datasets.containers import Cursor, Row, read_rows
 from producer.datasets.kinds import kind_of
 from producer.datasets.layouts.catalog import DETECTED_ROWS, Detected
 from producer.datasets.places import open_file, size_of
-from producer.datasets.rows import layout_of
+from producer.datasets.reasons import BadRow
+from producer.datasets.rows import convert, layout_of
 from producer.datasets.shards import files_of
 
 # How many rows come first, and how many follow at each of the places behind them.
@@ -90,15 +92,46 @@ def _entered(files: list[str], place: float, max_row_bytes: int) -> Cursor | Non
 
 def detected(source: str | Path, dataset: DatasetSettings) -> str:
     """The layouts of the first rows, for people: `layout messages`. Says so where these cannot be read."""
-    taken = Sample([], [], all=False)
     try:
-        ended = _take(taken, source, Cursor(), DETECTED_ROWS, dataset.max_row_bytes, time.monotonic() + _DETECT_SECONDS)
+        taken, ended = _first(source, dataset)
     except (OSError, DataError) as error:
-        if not taken.rows:
-            return f"its rows cannot be read: {error}"
-        ended = False
+        return f"its rows cannot be read: {error}"
     found = Detected.of(layout_of(row.value, dataset) for row in taken.rows)
     if not taken.rows:
         return "no rows"
     of = f" of {'all' if ended else 'the first'} {len(taken.rows)} rows" if len(found.rows) > 1 else ""
     return f"{found}{of}"
+
+
+def unusable(source: str | Path, dataset: DatasetSettings) -> str | None:
+    """That none of the first rows can be a prompt, and why not; None where one can, or none can be read."""
+    try:
+        taken, ended = _first(source, dataset)
+    except (OSError, DataError):
+        return None
+    reasons: Counter[str] = Counter()
+    details: dict[str, str] = {}
+    for row in taken.rows:
+        try:
+            convert(row.value, dataset, whole=dataset.turns == "all")
+        except BadRow as bad:
+            reasons[bad.reason] += 1
+            details.setdefault(bad.reason, bad.detail)
+        else:
+            return None
+    if not reasons:
+        return None
+    (reason, count), rows = reasons.most_common(1)[0], len(taken.rows)
+    which = "its only row cannot" if ended and rows == 1 else f"none of its {'' if ended else 'first '}{rows} rows can"
+    return f"{which} be a prompt: {count} {reason} ({details[reason]})"
+
+
+def _first(source: str | Path, dataset: DatasetSettings) -> tuple[Sample, bool]:
+    """The first rows, and whether they are all. Raises OSError, DataError if none can be read."""
+    taken, deadline = Sample([], [], all=False), time.monotonic() + _DETECT_SECONDS
+    try:
+        return taken, _take(taken, source, Cursor(), DETECTED_ROWS, dataset.max_row_bytes, deadline)
+    except (OSError, DataError):
+        if not taken.rows:
+            raise
+        return taken, False

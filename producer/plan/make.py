@@ -47,6 +47,7 @@ class Dataset(msgspec.Struct, frozen=True):
     weight: float
     answered: int
     rejected: int
+    stopped: int
     looked_at: int
     rejected_of_looked_at: int
     mean_prompt_tokens: float
@@ -67,12 +68,16 @@ class Plan(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One dataset with all that was found out about it. `pilot` are workers.sglang.pilot.Told."""
+    """One dataset with all that was found out about it. `pilot` are workers.sglang.pilot.Told.
+
+    stopped: turns that are not made, since an answer before them cannot be followed.
+    """
 
     dataset: DatasetSettings
     source: Source
     came: Came
     pilot: Sequence[Any] = ()
+    stopped: int = 0
 
 
 def make_plan(
@@ -93,6 +98,7 @@ def make_plan(
             weight=one.dataset.weight,
             answered=one.came.samples,
             rejected=sum(one.came.rejects.values()),
+            stopped=one.stopped,
             looked_at=one.source.looked_at,
             rejected_of_looked_at=one.source.rejected,
             mean_prompt_tokens=round(one.source.mean_prompt_tokens, 1),
@@ -121,7 +127,7 @@ def expected(settings: Settings, asked: Asked) -> Answers:
 
 def _known(settings: Settings, asked: Asked, answers: Answers) -> Known:
     dataset, source, came = asked.dataset, asked.source, asked.came
-    left = source.rows.count * source.samples_a_row - came.samples - sum(came.rejects.values())
+    left = source.rows.count * source.samples_a_row - came.samples - sum(came.rejects.values()) - asked.stopped
     made = int(came.completion_tokens.sum())
     charged = came.completion_tokens * came.counts
     prompts = came.prompt_tokens * came.counts
@@ -165,8 +171,7 @@ def rate_of(given: float | None, run: Gathered, loads: Sequence[Any], pilot: Any
     """The given rate, else that of the records, of what the servers do now, or of the pilot, in this order."""
     if given is not None:
         return Rate(given, "given")
-    # From the start of the first answer on: else so few answers would have taken no time.
-    seconds = run.work_seconds + max((float(one.latency_seconds[0]) for one in run.datasets if one.samples), default=0)
+    seconds = run.work_seconds
     if sum(one.samples for one in run.datasets) >= FEW_ANSWERS and seconds > 0:
         return Rate(sum(int(one.completion_tokens.sum()) for one in run.datasets) / seconds, "records")
     busy = [load.tokens_per_second for load in loads if load is not None and load.running and load.tokens_per_second]

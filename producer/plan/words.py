@@ -138,11 +138,14 @@ def _rows(one: Dataset, asked: Asked) -> str:
         "estimated": "rows, estimated by bytes (~)",
         "at least": "rows at least (>), as far as was read",
     }[one.rows.how]
-    turns = f", {asked.source.samples_a_row:.1f} answers a row" if asked.dataset.turns == "all" else ""
+    turns = ""
+    if asked.dataset.turns == "all":
+        turns = f", {asked.source.samples_a_row:.1f} answers a row at most (a conversation may stop before its end)"
     dedupe = ", duplicates not looked for" if asked.dataset.dedupe else ""
     done = f", {one.answered:,} answered" if one.answered else ""
     refused = f", {one.rejected:,} rejected" if one.rejected else ""
-    return f"{one.rows.count:,} {how}{turns}{done}{refused}{dedupe}"
+    stopped = f", {one.stopped:,} stopped" if one.stopped else ""
+    return f"{one.rows.count:,} {how}{turns}{done}{refused}{stopped}{dedupe}"
 
 
 def _prompts(one: Dataset, asked: Asked) -> str:
@@ -199,24 +202,23 @@ def _caps(plan: Plan) -> Iterator[str]:
 
 
 def _limit(limit: Limit, servers: int) -> Iterator[str]:
-    if not servers:
+    if not servers or not limit.mean_tokens:  # nothing is left to be sent
         return
-    who = "The server" if servers == 1 else f"The {servers} servers"
-    holds, runs = "holds" if servers == 1 else "hold", "runs" if servers == 1 else "run"
-    kv = (
-        f"{holds} {limit.kv:,} requests of {limit.mean_tokens:,.0f} tokens (prompt and answer) in KV"
-        if limit.kv
-        else ""
-    )
-    running = f"{runs} {limit.running:,} at most" if limit.running else ""
-    if not kv and not running:
-        yield f"{who} did not say what the KV cache holds, nor how many requests run at once."
+    one = servers == 1
+    who = "The server" if one else f"The {servers} servers"
+    kv = f"{limit.kv:,} requests of {limit.mean_tokens:,.0f} tokens (prompt and answer) in KV" if limit.kv else ""
+    running = f"{limit.running:,} requests at once at most" if limit.running else ""
+    said = [f"{'holds' if one else 'hold'} {kv}"] if kv else []
+    said += [f"{'runs' if one else 'run'} {running}"] if running else []
+    unsaid = [] if kv else ["how many requests the KV cache holds"]
+    unsaid += [] if running else ["how many run at once"]
+    if not said:
+        yield f"{who} did not say {', nor '.join(unsaid)}."
         return
-    said = " and ".join(part for part in (kv, running) if part)
     verdict = {
         "kv": "KV is the limit: shorter answers, or more memory for KV, would let more run.",
         "running": "the running limit, which is compute, is what binds; KV has room.",
         "concurrency": f"the configuration is the limit: [worker] concurrency of all workers is {limit.asked:,}.",
-        "unknown": f"[worker] concurrency of all workers is {limit.asked:,}; the rest the servers did not say.",
+        "unknown": f"[worker] concurrency of all workers is {limit.asked:,}. {who} did not say {' or '.join(unsaid)}.",
     }[limit.by]
-    yield f"{who} {said}; {verdict}"
+    yield f"{who} {' and '.join(said)}; {verdict}"

@@ -18,8 +18,9 @@ from common.run_file import read_run_file
 from common.sections import DatasetSettings
 from common.segments import count, records
 
-# A pause without any answer that is longer than this is no time of work: the run was stopped.
-_PAUSE_SECONDS = 1800.0
+# A longer time in which no answer was in flight is no time of work: no worker was up, or no server. In a shorter one
+# the next samples are claimed.
+_PAUSE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -80,9 +81,15 @@ class Gathered:
 
     @property
     def work_seconds(self) -> float:
-        """From the first answer to the last, without pauses of more than half an hour."""
-        gaps = np.diff(self.times())
-        return float(gaps[gaps <= _PAUSE_SECONDS].sum())
+        """From the start of the first answer to the end of the last, without the times in which none was in flight."""
+        answers = [(one.at - one.latency_seconds, one.at) for one in self.datasets if one.samples]
+        if not answers:
+            return 0.0
+        starts, ends = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+        order = np.argsort(starts)
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        idle = starts[1:] - ends[:-1]
+        return float(ends[-1] - starts[0] - idle[idle > _PAUSE_SECONDS].sum())
 
 
 def gather(output: Path, names: Sequence[str] = ()) -> Gathered:

@@ -1,6 +1,7 @@
 """`plan` as a person runs it: without servers, with a pilot of real answers, and beside the records of a job."""
 
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from tests.acceptance.commands import EXAMPLE_IDS, tokenmill
 from tests.acceptance.conftest import Simulate
 from tests.conftest import REPO
+from tests.integration.conversation_steps import talk
 from tests.unit.test_report import write as write_records
 
 
@@ -62,7 +64,7 @@ def test_the_worked_example_without_a_server(tmp_path: Path, closed: str) -> Non
     assert "empty: 0 rows, counted; the source is empty" in said
     assert sorted(tmp_path.iterdir()) == before
 
-    capped = planned(tmp_path, "--tokens-per-second", "433.3", "--cap", "10000000")
+    capped = planned(tmp_path, "--tokens-per-second", "433.3", "--cap", "10M")
     assert [one["planned"]["samples"] for one in capped["datasets"]] == [10_000] * 4 + [0]
     assert round(capped["totals"]["hours"]) == 26
     assert round(capped["totals"]["hours"] + capped["totals"]["saved_hours"], 1) == 56.5
@@ -83,7 +85,7 @@ def test_a_pilot_asks_for_real_answers_and_keeps_none(tmp_path: Path, simulate: 
     said = " ".join(" ".join(notes).split())
     assert "answers from a pilot of 12" in said
     assert "those of the pilot" in said
-    assert "7 at most; the running limit, which is compute, is what binds" in said
+    assert "runs 7 requests at once at most; the running limit, which is compute, is what binds" in said
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -100,9 +102,38 @@ def test_records_tell_more_than_a_pilot_would(tmp_path: Path, simulate: Simulate
     assert told["limit"]["by"] != "unknown"
 
 
-@pytest.mark.parametrize("arguments", [("X",), ("--pilot", "0"), ("--tokens-per-second", "nan"), ("--cap", "0")])
+@pytest.mark.parametrize(
+    "arguments", [("X",), ("--pilot", "0"), ("--tokens-per-second", "nan"), ("--cap", "0"), ("--cap", "10 k")]
+)
 def test_what_makes_no_sense_is_refused(tmp_path: Path, closed: str, arguments: tuple[str, ...]) -> None:
     configure(tmp_path, closed, rows=1)
     done = tokenmill("plan", *arguments, folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_turns_of_conversations_that_have_stopped_are_not_planned(tmp_path: Path, simulate: Simulate) -> None:
+    """Nine conversations of 24 turns, and answers of which about half are cut, so that nothing follows them."""
+    letters = ("--first-id", "0", "--last-id", "90", "--mean-tokens", "20", "--cv", "0.3", "--speed", "0")
+    talks = [talk(f"t{row}", (1, 2, 5)[row % 3]) for row in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
+    (tmp_path / "tokenmill.toml").write_text(
+        f'[server]\nurls = ["{simulate(*EXAMPLE_IDS, *letters)}"]\n[gates]\naction = "none"\n'
+        f'[tokenizer]\npath = "{REPO}/examples/tokenizer"\n[sampling]\nmax_new_tokens = 20\n'
+        '[[datasets]]\nname = "A"\npath = "a.jsonl"\nturns = "all"\n'
+    )
+    before = planned(tmp_path)["datasets"][0]
+    assert (before["planned"]["samples"], before["stopped"]) == (24, 0)
+    assert tokenmill("run", folder=tmp_path).returncode == 0
+
+    after = planned(tmp_path)
+
+    [dataset] = after["datasets"]
+    assert dataset["stopped"] > 0
+    assert dataset["answered"] + dataset["stopped"] == 24
+    assert dataset["planned"]["samples"] == 0
+    assert f"{dataset['stopped']} stopped" in " ".join(after["notes"])
+    shutil.rmtree(tmp_path / "out" / ".redis")
+    lost = planned(tmp_path)
+    assert lost["datasets"][0]["planned"]["samples"] == dataset["stopped"]
+    assert "the turns of conversations that have stopped are planned as if" in " ".join(lost["notes"])

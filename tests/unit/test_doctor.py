@@ -80,7 +80,8 @@ def test_nothing_is_said_against_a_good_server(write: Write) -> None:
     assert said["context"] == "2,048 tokens: prompts of up to 548 beside the longest answers"
     assert said["kv_pool"] == "4,096 tokens: 2 answers of 1,500 tokens in flight, or 5 of half that"
     assert said["special_ids"] == (
-        "<think> 4092, </think> 4093; end of answer <|im_end|> 4090; tools <tool_call> 4094, </tool_call> 4095"
+        "<think> 4092, </think> 4093; end of answer <|im_end|> 4090; tools <tool_call> 4094, </tool_call> 4095; "
+        "4,096 ids, ordinary ones 0 to 4087"
     )
     assert said["thinking"] == "on: the prompt ends with <think>, and the model writes </think>"
     assert list(lines(found))[-1] == "nothing is wrong, no warnings: the server can be used"
@@ -289,6 +290,19 @@ def test_short_answers_of_a_model_that_thinks_are_said(write: Write, tokens: int
 
     assert found[0] == state
     assert found[1].startswith(says)
+
+
+def test_short_answers_of_a_dataset_that_does_not_think_are_no_news(write: Write) -> None:
+    """Two datasets of one length, of which one was told not to think: docs/doctor.md says how short is too short."""
+    own = '[[datasets]]\nname = "{}"\npath = "a"\nmax_new_tokens = {}\nchat_template_kwargs = {{ thinking = {} }}\n'
+    assert of(write, "answer_length", more=own.format("A", 512, "false")) == ("ok", "up to 512 tokens", "")
+    state, says, _ = of(write, "answer_length", more=own.format("A", 128, "false"))
+    assert state == "warning"
+    assert says.startswith("max_new_tokens of A is 128: few answers end within that")
+    both = own.format("A", 512, "false") + own.format("B", 512, "true")
+    state, says, _ = of(write, "answer_length", more=both)
+    assert state == "warning"
+    assert says.startswith("max_new_tokens of B is 512: a reasoning model seldom")
 
 
 def test_a_timeout_that_drops_the_long_answers_is_said(write: Write) -> None:

@@ -12,6 +12,10 @@ from common.chat_template import Tokenizer
 from common.errors import DataError
 from common.sections import DatasetSettings, TokenizerSettings
 from common.settings import load_settings
+from producer.datasets.cursor import Cursor
+from producer.datasets.fed import fed
+from producer.datasets.permutation import Permutation
+from producer.datasets.row_table import ShuffledReader, make_table
 from producer.datasets.sample import FIRST_ROWS, PLACES, ROWS_AT_A_PLACE, detected, sample
 from producer.dry_run import DryRun, dry_run, lines
 from tests.conftest import REPO
@@ -111,6 +115,50 @@ def test_what_is_a_datasets_own_counts(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert found.chat_template_kwargs == {"thinking": False}
     assert found.prompts[0].max_new_tokens == 9
     assert found.prompts[0].text != plain.text
+
+
+def test_what_limit_and_shuffle_leave_is_what_is_shown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """200 rows whose prompts have 1 to 200 tokens: their lengths say which of them they are."""
+    rows = [ids(*[7] * length) for length in range(1, 201)]
+
+    found = looked(tmp_path, tokenizer, *rows, more="limit = 40\nshuffle = 3\n")
+
+    source = tmp_path / "a.jsonl"
+    table = make_table(source, tmp_path, 2**20)
+    order = [row.index for row in ShuffledReader(source, tmp_path, table, 3, [200]).rows(Cursor())]
+    assert sorted(order) == list(range(200))
+    assert (found.rows, found.fed_rows, found.all_rows, found.limit, found.shuffle) == (40, 40, True, 40, 3)
+    assert [prompt.place for prompt in found.prompts] == [f"row {order[step]}" for step in (0, 20, 39)]
+    assert [prompt.prompt_tokens for prompt in found.prompts] == [order[step] + 1 for step in (0, 20, 39)]
+    assert found.prompt_tokens["max"] == max(order[:40]) + 1
+    shown = "\n".join(lines(found))
+    assert "fed        40 rows: shuffle = 3, limit = 40, of 200" in shown
+    assert "looked at  40 rows: all that are fed" in shown
+
+
+def test_without_a_shuffle_the_limit_leaves_the_first_rows(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [ids(*[7] * length) for length in range(1, 201)]
+    found = looked(tmp_path, tokenizer, *rows, more="limit = 40\n")
+    assert (found.rows, found.fed_rows, found.prompt_tokens["max"]) == (40, 40, 40)
+    assert [prompt.place for prompt in found.prompts] == ["row 0", "row 20", "row 39"]
+    whole = looked(tmp_path, tokenizer, *rows, more="limit = 400\n")
+    assert (whole.rows, whole.fed_rows, whole.prompt_tokens["max"]) == (200, 200, 200)
+
+
+def test_of_many_rows_that_are_fed_some_from_all_over_are_seen(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", *(f'{{"prompt": "{index}"}}' for index in range(9000)))
+    most = FIRST_ROWS + PLACES * ROWS_AT_A_PLACE
+
+    def seen(**more: Any) -> list[int]:
+        taken, rows, _ = fed(source, DatasetSettings(name="A", path=source, **more), FAR)
+        assert (rows, taken.all, len(taken.rows)) == (8000, False, most)
+        return [row.index for row in taken.rows]
+
+    assert seen(limit=8000)[: FIRST_ROWS + 2] == [*range(FIRST_ROWS + 1), FIRST_ROWS + (8000 - FIRST_ROWS) // 300]
+    assert seen(limit=8000, shuffle=5) == [Permutation(9000, 5)[step] for step in seen(limit=8000)]
+    late = fed(source, DatasetSettings(name="A", path=source, shuffle=5), -1.0)
+    assert (late.rows, late.taken.all, late.taken.places[0]) == (None, False, "row 0")
+    assert late.order.startswith("shuffle = 5: which rows that is")
 
 
 def test_rows_from_all_over_a_large_file_are_seen(tmp_path: Path) -> None:

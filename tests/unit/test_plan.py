@@ -16,7 +16,8 @@ from common.sections import DatasetSettings, TokenizerSettings
 from common.settings import Settings, load_settings
 from producer.plan.arithmetic import Known, ends_seconds, limit, plan
 from producer.plan.look import COUNT_SECONDS, How, Rows, Source, count_rows, look
-from producer.plan.make import Asked, expected, kv_tokens_of, make_plan, rate_of
+from producer.plan.make import Asked, Plan, Rate, expected, kv_tokens_of, make_plan, rate_of
+from producer.plan.words import notes
 from producer.report.gather import gather
 from tests.conftest import REPO
 from tests.unit.preflight_steps import facts_of, sglang
@@ -122,6 +123,33 @@ def test_what_holds_requests_in_flight(
     datasets = [known(), known("B", left=0, completion_tokens=9e6)]
     held = limit(datasets, plan(datasets, None)[0], kv_tokens, running, asked)
     assert (held.by, held.mean_tokens, held.kv, held.running) == (by, 1500.0, kv, running)
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "running", "servers", "said"),
+    [
+        (None, 256, 1, ("The server runs 256 requests at once at most; [worker] concurrency of all workers is 512. "
+         "The server did not say how many requests the KV cache holds.")),
+        (150_000, None, 2, ("The 2 servers hold 100 requests of 1,500 tokens (prompt and answer) in KV; [worker] "
+         "concurrency of all workers is 512. The 2 servers did not say how many run at once.")),
+        (None, None, 1, "The server did not say how many requests the KV cache holds, nor how many run at once."),
+        (150_000, 200, 1, ("The server holds 100 requests of 1,500 tokens (prompt and answer) in KV and runs 200 "
+         "requests at once at most; KV is the limit: shorter answers, or more memory for KV, would let more run.")),
+    ],
+)  # fmt: skip
+def test_what_holds_them_is_said_in_a_sentence(
+    kv_tokens: int | None, running: int | None, servers: int, said: str
+) -> None:
+    lines, totals = plan([known()], None)
+    held = limit([known()], lines, kv_tokens, running, 512)
+    assert notes(Plan(Rate(None, "unknown"), held, [], totals, []), [], [], servers)[-1] == said
+
+
+def test_of_a_job_with_nothing_left_no_limit_is_said() -> None:
+    done = [known(left=0)]
+    lines, totals = plan(done, None)
+    made = Plan(Rate(5.0, "given"), limit(done, lines, 150_000, 200, 512), [], totals, [])
+    assert not any("server" in note for note in notes(made, [], [], 1))
 
 
 def jsonl(path: Path, rows: int, size: int = 100) -> Path:

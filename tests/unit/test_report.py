@@ -21,7 +21,12 @@ START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
 def write(
-    output: Path, name: str, lengths: Sequence[int], cap_tokens: int | None = None, count: str = "completion"
+    output: Path,
+    name: str,
+    lengths: Sequence[int],
+    cap_tokens: int | None = None,
+    count: str = "completion",
+    start: float = START,
 ) -> None:
     """Records of these lengths, ten seconds apart; each third is truncated, and one is written twice and taken back."""
     folder = output / name
@@ -42,7 +47,7 @@ def write(
             cached_tokens=0,
             latency_seconds=1.5,
             server="http://gpu1:30000",
-            created_at=datetime.fromtimestamp(START + 10 * index, UTC).isoformat(),
+            created_at=datetime.fromtimestamp(start + 10 * index, UTC).isoformat(),
             flags=("truncated",) if cut else (),
             meta={},
         )
@@ -51,6 +56,15 @@ def write(
     (folder / "w-1.jsonl").write_bytes(b"".join(lines))
     asked = DatasetSettings.model_validate({"name": name, "path": "x.jsonl", "cap_tokens": cap_tokens, "count": count})
     keep_registered(output, asked, Steering())
+
+
+def test_a_break_is_no_time_of_work(tmp_path: Path) -> None:
+    """Two sessions, of 30 s and of 20 s, with ten minutes between them in which nothing was at work."""
+    write(tmp_path, "A", [10] * 4)
+    write(tmp_path, "B", [10] * 3)
+    assert gather(tmp_path).work_seconds == 31.5  # they were at work together
+    write(tmp_path, "C", [10] * 3, start=START + 630)
+    assert gather(tmp_path).work_seconds == 31.5 + 21.5
 
 
 def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
@@ -68,7 +82,7 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert dict(a.rejects) == {"too_long": 2}
     assert dict(a.servers) == {"http://gpu1:30000": 4}
     assert [a.percentile(share) for share in (0.5, 0.95, 1.0)] == [20, 40, 40]
-    assert run.work_seconds == 30
+    assert run.work_seconds == 31.5  # the first took 1.5 s
     assert np.array_equal(a.at, START + 10 * np.arange(4))
     page = render(run)
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr.*?</tr>", page)]
@@ -76,13 +90,6 @@ def test_the_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert ["B", "", "306 (with prompts)", "", "2", "0", "150", "100", "200", "200", "0.00%", "6"] in cells
     assert ["all", "", "400", "", "6", "2", "67", "30", "200", "200", "16.67%", "18"] in cells
     assert page.count("<svg") == 4
-
-
-def test_a_pause_is_no_time_of_work(tmp_path: Path) -> None:
-    write(tmp_path, "A", [10, 20])
-    path = tmp_path / "A" / "w-1.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"2026-01-01T00:00:10", b"2026-01-02T00:00:00"))
-    assert gather(tmp_path).work_seconds == 0
 
 
 def test_one_page_without_network_and_the_same_bytes_each_time(tmp_path: Path) -> None:

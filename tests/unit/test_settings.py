@@ -38,6 +38,8 @@ def test_a_small_file_is_enough(write: Write) -> None:
         (TOKENIZER + '[[datasets]]\nname = "b1"\n', "datasets[0].path is missing"),
         (TOKENIZER + DATASET.format("b1") + "cap_tokens = 0\n", "datasets[0].cap_tokens: Input should be greater"),
         (TOKENIZER + DATASET.format("b1") + "cap_tokens = -1\n", "datasets[0].cap_tokens: Input should be greater"),
+        (TOKENIZER + DATASET.format("b1") + 'cap_tokens = "0k"\n', "datasets[0].cap_tokens: Input should be greater"),
+        (TOKENIZER + DATASET.format("b1") + 'cap_tokens = "10 M"\n', "datasets[0].cap_tokens: '10 M' is no number of"),
         (TOKENIZER + DATASET.format("b1") + 'count = "all"\n', "datasets[0].count: Input should be 'completion' or"),
         (TOKENIZER + DATASET.format("b1") + "shuffle = false\n", "datasets[0].shuffle: Input should be a valid int"),
         (TOKENIZER + DATASET.format("b1") + "shuffle = -1\n", "datasets[0].shuffle: Input should be greater than or"),
@@ -64,6 +66,14 @@ def test_a_fault_names_the_file_the_key_and_the_way_out(write: Write, text: str,
     (fault,) = faults(path)
 
     assert fault.startswith(f"{path}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("cap", "tokens"), [("12M", 12_000_000), ("2.5k", 2500), ("10_000", 10_000), ("1G", 10**9), ("none", None)]
+)
+def test_a_cap_is_written_as_on_the_command_line(write: Write, cap: str, tokens: int | None) -> None:
+    settings = load_settings(write(TOKENIZER + DATASET.format("b1") + f'cap_tokens = "{cap}"\n'))
+    assert settings.datasets[0].cap_tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["a/b", "../b1", "..", ".", ".hidden", "", "x" * 65, "b 1", "b1\\n", "run.json", "ü"])
@@ -103,7 +113,8 @@ def test_every_fault_has_a_line(write: Write) -> None:
 def test_a_missing_file_is_told_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
 
-    assert faults(path) == [f"{path} does not exist; write it (see README.md) or name another with -c FILE"]
+    says = "write it (docs/configuration.md has the keys) or name another with -c FILE"
+    assert faults(path) == [f"{path} does not exist; {says}"]
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the checks look at."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -28,12 +29,26 @@ class Found(msgspec.Struct, frozen=True):
         for one in self.datasets:
             sampling = self.settings.sampling_of(one)
             if cut or sampling.fit != "cut":
-                own = one.max_new_tokens is not None
-                yield sampling.max_new_tokens, f"max_new_tokens of {one.name}" if own else "[sampling] max_new_tokens"
+                yield sampling.max_new_tokens, _place(one)
         if not self.datasets:
-            yield self.settings.sampling.max_new_tokens, "[sampling] max_new_tokens"
+            yield self.settings.sampling.max_new_tokens, _place(None)
+
+    def lengths(self) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+        """Each max_new_tokens, where it is configured, and the chat_template_kwargs of the prompts that have it."""
+        for one in self.datasets:
+            yield self.settings.sampling_of(one).max_new_tokens, _place(one), self.settings.template_kwargs_of(one)
+        if not self.datasets:
+            settings = self.settings
+            yield settings.sampling.max_new_tokens, _place(None), settings.tokenizer.chat_template_kwargs
 
     @property
     def most_asked(self) -> tuple[int, str]:
         """The largest of them."""
         return max(self.asked())
+
+
+def _place(dataset: DatasetSettings | None) -> str:
+    """Where the max_new_tokens of a dataset is configured."""
+    if dataset is None or dataset.max_new_tokens is None:
+        return "[sampling] max_new_tokens"
+    return f"max_new_tokens of {dataset.name}"

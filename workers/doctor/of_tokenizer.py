@@ -1,6 +1,7 @@
 """Checks of the tokenizer's folder and of what the configuration asks for."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,9 +38,16 @@ def _special_ids(found: Found) -> Iterator[Said]:
     marks = [f"{name} {one}" for name, one in ((THINK, ids.think), (THINK_END, ids.think_end)) if one is not None]
     end = ", ".join(f"{names.get(one, '?')} {one}" for one in ids.end) or "none"
     tools = ", ".join(f"{name} {one}" for name, one in ids.tools.items())
-    yield Said(
-        "ok", f"{', '.join(marks) or 'no think marks'}; end of answer {end}{f'; tools {tools}' if tools else ''}"
-    )
+    first, last = _ordinary(found.tokenizer)
+    parts = [", ".join(marks) or "no think marks", f"end of answer {end}", *([f"tools {tools}"] if tools else [])]
+    yield Said("ok", f"{'; '.join(parts)}; {found.tokenizer.vocab_size:,} ids, ordinary ones {first} to {last}")
+
+
+def _ordinary(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The first and the last of the most ids in a row that are no control tokens: what `simulate` may answer with."""
+    bounds = sorted({-1, *tokenizer.control_ids.values(), tokenizer.vocab_size})
+    before, behind = max(pairwise(bounds), key=lambda pair: pair[1] - pair[0])
+    return before + 1, behind - 1
 
 
 def _template(found: Found) -> Iterator[Said]:
@@ -157,21 +165,14 @@ def _differences(told: Mapping[str, Any], sampling: SamplingSettings) -> Iterato
 
 
 def _answer_length(found: Found) -> Iterator[Said]:
-    many = [found.settings.template_kwargs_of(one) for one in found.datasets]
-    thinks = found.tokenizer is not None and any(
-        _rendered(found.tokenizer, kwargs).rstrip().endswith(THINK)
-        for kwargs in many or [found.settings.tokenizer.chat_template_kwargs]
-    )
-    fine = True
-    for asked, where in dict.fromkeys(found.asked()):
+    said: dict[Said, None] = {}
+    for asked, where, kwargs in found.lengths():
+        thinks = found.tokenizer is not None and _rendered(found.tokenizer, kwargs).rstrip().endswith(THINK)
         if asked <= _SERVER_LENGTH or (thinks and asked < _SHORT_THINKING):
-            fine = False
             why = "a reasoning model seldom ends its thoughts within that" if thinks else "few answers end within that"
-            yield Said(
-                "warning", f"{where} is {asked:,}: {why}, and what is cut off has no end", "raise it, as to 10,240"
-            )
-    if fine:
-        yield Said("ok", f"up to {found.most_asked[0]:,} tokens")
+            says = f"{where} is {asked:,}: {why}, and what is cut off has no end"
+            said[Said("warning", says, "raise it, as to 10,240")] = None
+    yield from said or [Said("ok", f"up to {found.most_asked[0]:,} tokens")]
 
 
 def _request_timeout(found: Found) -> Iterator[Said]:
