@@ -45,9 +45,7 @@ class Tokenizer:
         self._added = added_tokens(settings.path, self._tokenizer)
         self._control = ControlTokens(self._added, self._template_text(), every=not self._tokenizer.is_fast)
         self._encoder = self._make_encoder()
-        self._quick = quick_render(
-            self._tokenizer, lambda messages, kwargs: self._apply(messages, None, kwargs), settings.chat_template_kwargs
-        )
+        self._quick = quick_render(self._tokenizer, self._apply, settings.chat_template_kwargs)
         self._check_control_ids()
         # What this tokenizer keeps as it is: where it does not, a prompt with such in it is rejected.
         self._keeps_text = self._returns(_ODD)
@@ -72,8 +70,8 @@ class Tokenizer:
 
         Raises BadPrompt where the conversation has no right prompt, and whatever the template raises.
         """
-        plain = tools is None and is_plain(messages)
-        if not plain:
+        plain = is_plain(messages)
+        if not plain or tools is not None:
             check_messages(messages, tools)
         kwargs = self._settings.chat_template_kwargs
         if own_kwargs:
@@ -93,10 +91,8 @@ class Tokenizer:
                     "bad_text", "it holds a control token and characters of plane 16, which stand for these"
                 )
             text = self._render_typed(messages, tools, kwargs)
-        elif plain and self._quick is not None:
-            text = Rendered(self._quick(messages, kwargs))
         else:
-            text = Rendered(self._apply(messages, tools, kwargs))
+            text = Rendered((self._quick or self._apply)(messages, tools, kwargs))
         if not self._keeps_nul and "\0" in text:
             raise BadPrompt("bad_text", "it holds a NUL character, which this tokenizer loses")
         return text
@@ -178,6 +174,14 @@ class Tokenizer:
         """The bytes of each id; None if the library does not tell them (common/token_bytes.py)."""
         (probe,) = self._encoder.encode_plain([PROBE])
         return token_bytes(self._tokenizer, self._added, self._largest_id() + 1, probe)
+
+    @property
+    def at_once(self) -> int:
+        """How many batches are best encoded side by side: while the ids of one are taken over, another uses the cores.
+
+        Threads of Python code only wait for each other.
+        """
+        return 2 if self._tokenizer.is_fast else 1
 
     @property
     def template_text(self) -> str:

@@ -157,10 +157,17 @@ def _as_json(text: str) -> str:
 def any_of(words: Iterable[str]) -> str:
     """A pattern for any of `words`, the longest first.
 
-    Those that begin alike stand together: 256 alternatives side by side are all tried at every `<`.
+    What begins alike stands together: of 256 alternatives side by side, as Kimi's, half are tried at every match.
     """
-    by_start: dict[str, list[str]] = defaultdict(list)
-    for word in sorted(words, key=len, reverse=True):
-        by_start[word[:2]].append(re.escape(word[2:]))
-    starts = sorted(by_start, key=len, reverse=True)
-    return "|".join(f"{re.escape(start)}(?:{'|'.join(by_start[start])})" for start in starts)
+    distinct = sorted(set(words))
+    if len(distinct) < 2:
+        return "".join(map(re.escape, distinct))
+    start = distinct[0]
+    while not distinct[-1].startswith(start):  # what the first and the last have, those in between have, too
+        start = start[:-1]
+    by_next: dict[str, list[str]] = defaultdict(list)
+    for word in distinct:
+        if word != start:
+            by_next[word[len(start)]].append(word[len(start) :])
+    longer = "|".join(map(any_of, by_next.values()))
+    return f"{re.escape(start)}(?:{longer}){'?' if distinct[0] == start else ''}"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from common.control_tokens import ControlTokens
+from common.stretches import Stretches, can_cut
 
 # From here on tokenizers go ways of their own: Kimi's cuts a text after 400,000 characters, and a run of white space or
 # of anything else after 25,000, wherever that falls, also within a control token of the template.
@@ -44,8 +45,11 @@ class FastEncoder:
         names = [one.content for one in control.others]
         ours = {self._plain.token_to_id(name): self._backend.token_to_id(name) for name in names}
         self._renamed = {theirs: own for theirs, own in ours.items() if theirs != own}
+        self._stretches = Stretches(control.ids, self.encode_plain) if can_cut(self._backend, control) else None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._stretches is not None:
+            return self._stretches.encode(texts)
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:

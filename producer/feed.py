@@ -37,7 +37,7 @@ from producer.sources import Source, keep_source, look, read_source, shuffled_re
 log = logging.getLogger(__name__)
 # Rows that are rendered and encoded together. A long row's ids take some ten times its bytes while they are made.
 # Of short rows many: each chunk looks at the source anew, asks Redis four times, and has one core idle at its ends.
-_CHUNK_ROWS, _CHUNK_BYTES = 512, 8_000_000
+_CHUNK_ROWS, _CHUNK_BYTES = 1024, 8_000_000
 # Answers that are followed together: each comes with a whole conversation.
 _FOLLOWED = 64
 # A feed that takes longer leaves the rest to the next one, so that every dataset gets its turn.

@@ -43,7 +43,7 @@ def question(text: str) -> dict[str, Any]:
 
 
 def test_more_rows_than_are_encoded_together_keep_their_ids(tokenizer: Tokenizer) -> None:
-    rows: list[Any] = [question(f"What is {n}?") for n in range(100)]
+    rows: list[Any] = [question(f"What is {n}?") for n in range(400)]
     rows[40] = {"input_ids": [1, 2, 3]}
     rows[41] = b"{"
     rows[64] = {"messages": []}
@@ -51,7 +51,7 @@ def test_more_rows_than_are_encoded_together_keep_their_ids(tokenizer: Tokenizer
     chunk = prepared(tokenizer, rows)
 
     assert sorted(reasons(chunk)) == [41, 64]
-    assert [index for index, _ in chunk.samples] == [n for n in range(100) if n not in {41, 64}]
+    assert [index for index, _ in chunk.samples] == [n for n in range(400) if n not in {41, 64}]
     ids = ids_of(chunk)
     assert ids.pop(40) == [1, 2, 3]
     for index, one in ids.items():

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.chat_template import Tokenizer
-from common.quick_template import Messages, Render, is_plain, quick_render
+from common.quick_template import Messages, Render, Tools, is_plain, quick_render
 from common.sections import TokenizerSettings
 from tests.conftest import REPO
 
@@ -29,8 +29,10 @@ def library() -> Any:
 
 
 def own_way(tokenizer: Any) -> Render:
-    def render(messages: Messages, kwargs: Mapping[str, Any]) -> str:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
+    def render(messages: Messages, tools: Tools, kwargs: Mapping[str, Any]) -> str:
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+        )
         return text
 
     return render
@@ -42,22 +44,22 @@ def test_the_text_is_the_librarys(library: Any, messages: list[dict[str, str]], 
     quick = quick_render(library, own_way(library), kwargs)
     assert quick is not None
     assert is_plain(messages)
-    assert quick(messages, kwargs) == own_way(library)(messages, kwargs)
+    assert quick(messages, None, kwargs) == own_way(library)(messages, None, kwargs)
     tokenizer = Tokenizer(TokenizerSettings(path=TOKENIZER))
-    assert tokenizer.render(messages, None, kwargs) == own_way(library)(messages, kwargs)
+    assert tokenizer.render(messages, None, kwargs) == own_way(library)(messages, None, kwargs)
 
 
 def test_reasoning_in_a_text_is_the_templates_affair(library: Any) -> None:
     messages = [USER, {"role": "assistant", "content": "<think>\nr\n</think>\n\n2"}, USER]
     quick = quick_render(library, own_way(library), {})
     assert quick is not None
-    assert quick(messages, {}) == own_way(library)(messages, {})
+    assert quick(messages, None, {}) == own_way(library)(messages, None, {})
 
 
 def test_what_the_library_itself_takes_is_left_to_it(library: Any) -> None:
     quick = quick_render(library, own_way(library), {})
     assert quick is not None
-    assert quick([USER], {"chat_template": "{{ messages[0].role }}"}) == "user"
+    assert quick([USER], None, {"chat_template": "{{ messages[0].role }}"}) == "user"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_a_class_of_the_models_own_is_not_gone_around() -> None:
 
 
 def test_another_text_than_the_librarys_is_not_taken(library: Any) -> None:
-    def other(messages: Messages, kwargs: Mapping[str, Any]) -> str:
-        return own_way(library)(messages, kwargs).replace("2", "3")
+    def other(messages: Messages, tools: Tools, kwargs: Mapping[str, Any]) -> str:
+        return own_way(library)(messages, tools, kwargs).replace("2", "3")
 
     assert quick_render(library, other, {}) is None
 
@@ -102,4 +104,5 @@ def test_a_tokenizer_with_several_templates_renders_by_the_one_without_tools(tmp
     library.chat_template = {"default": library.chat_template, "tool_use": "t"}
     quick = quick_render(library, own_way(library), {})
     assert quick is not None
-    assert quick([USER], {}) == own_way(library)([USER], {}) != "t"
+    assert quick([USER], None, {}) == own_way(library)([USER], None, {}) != "t"
+    assert quick([USER], [{}], {}) == "t"
