@@ -46,8 +46,9 @@ def follow_file(tokenizer: Any, folder: Path) -> str:
     if _ids(whole) == _ids(backend):
         return ""
     return (
-        f"{type(tokenizer).__name__} of transformers cuts a text otherwise than {file} says, and SGLang reads texts as "
-        "it does: compare tokenizer_class in tokenizer_config.json with the model's own"
+        f"{type(tokenizer).__name__} of transformers has a normalizer or a pattern of its own, so that some texts get "
+        f"other ids than {file} says (SGLang does the same to texts): see that tokenizer_class in "
+        "tokenizer_config.json is the model's own"
     )
 
 
