@@ -1,39 +1,61 @@
 """`export`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from common.amounts import tokens_of
+from common.errors import UsageError
 from common.options import HELP, config_option
 
 if TYPE_CHECKING:
     from common.settings import Settings
-    from producer.export.export import Exported, MakeWriter
+    from producer.export.export import MakeWriter
     from producer.export.push import Target
     from producer.export.texts import Texts
 
+_T = TypeVar("_T")
 TEXTS = ("messages", "sharegpt", "openai-batch")
 FORMATS = ("ids", "parquet", "arrow", *TEXTS)
 STATES = ("open", "paused", "capped", "exhausted", "halted", "failed", "cancelled")
 
 
-class _Amounts(click.ParamType[tuple[str, float]]):
-    """`A=1000`, or `1000` for all datasets (key "")."""
+FINISH_REASONS = ("stop", "length")
 
-    name = "amount"
+
+class _Tokens(click.ParamType[tuple[str, int | None]]):
+    """`A=10M`, or `10M` for all datasets (key ""); None for `none`, no cap."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int | None]:
+        name, _, number = str(value).rpartition("=")
+        try:
+            tokens = tokens_of(number)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+        if tokens is not None and tokens < 1:
+            self.fail(f"{value!r} leaves nothing to learn; write 1 or more, as 12000000, 12_000_000 or 12M", param, ctx)
+        return name, tokens
+
+
+class _Share(click.ParamType[tuple[str, float]]):
+    """`A=2`."""
+
+    name = "share"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         name, _, number = str(value).rpartition("=")
         try:
-            amount = float(number.replace("_", ""))
+            share = float(number)
         except ValueError:
-            amount = 0
-        if not 0 < amount < float("inf"):
-            self.fail(f"{value!r} is no amount; write DATASET=NUMBER", param, ctx)
-        return name, amount
+            share = 0
+        if not name or not 0 < share < float("inf"):
+            self.fail(f"{value!r} is no dataset with its share; write DATASET=WEIGHT, as in A=2", param, ctx)
+        return name, share
 
 
 @click.command(context_settings=HELP, short_help="Training files with loss masks.")
@@ -53,7 +75,7 @@ class _Amounts(click.ParamType[tuple[str, float]]):
 )
 @click.option("--flag", "flags", multiple=True, metavar="FLAG", help="Only answers with this flag (each, if repeated).")
 @click.option("--no-flag", "no_flags", multiple=True, metavar="FLAG", help="No answer with this flag.")
-@click.option("--finish-reason", "finish_reasons", multiple=True, help="Only these: stop, length.")
+@click.option("--finish-reason", "finish_reasons", multiple=True, metavar="REASON", help="Only these: stop, length.")
 @click.option("--min-tokens", type=click.IntRange(0), default=0, help="Only answers of so many tokens at least.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Only answers of so many tokens at most.")
 @click.option("--max-length", type=click.IntRange(2), help="Longest row, in tokens; see --too-long.")
@@ -64,12 +86,32 @@ class _Amounts(click.ParamType[tuple[str, float]]):
     show_default=True,
     help="What becomes of rows beyond --max-length.",
 )
-@click.option("--cap", "caps", type=_Amounts(), multiple=True, metavar="[DATASET=]N", help="Tokens to learn at most.")
-@click.option("--mix", type=_Amounts(), multiple=True, metavar="DATASET=W", help="Shares of the tokens to learn.")
+@click.option(
+    "--cap",
+    "caps",
+    type=_Tokens(),
+    multiple=True,
+    metavar="[DATASET=]N",
+    help="Tokens of each dataset to train on at most, as 12000000 or 12M.",
+)
+@click.option(
+    "--mix",
+    type=_Share(),
+    multiple=True,
+    metavar="DATASET=W",
+    help="Shares of the tokens to train on; datasets without one are left out.",
+)
 @click.option("--dedupe", is_flag=True, help="Of equal prompts with equal answers, one.")
 @click.option("--join-turns", is_flag=True, help="A conversation is one row, where its template allows that.")
 @click.option("--shuffle", type=int, metavar="SEED", help="Mix all datasets; by default source order, one by one.")
-@click.option("--eval", "held_out", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share held out.")
+@click.option(
+    "--eval",
+    "held_out",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    metavar="SHARE",
+    help="Prompts held out, with all their answers; --cap and --mix leave these alone.",
+)
 @click.option("--push", metavar="URL", help="Copy it there, too: hf://datasets/OWNER/NAME, s3://…, gs://….")
 @click.option("--shard-rows", type=click.IntRange(1), help="Rows of a parquet or arrow file at most.")
 @click.option("--shard-bytes", type=click.IntRange(1), default=512 << 20, help="Its bytes, about.")
@@ -96,20 +138,30 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
     there, and from what; `tokenmill verify DIR` checks it). Trainers cut longer rows in silence, SpecForge at 2,048
     and speculators at 8,192 tokens unless told otherwise: tell them the longest row, which is printed here.
 
+    \b
+    tokenmill export -o train --no-flag truncated --eval 0.02 --shuffle 1
+    tokenmill export chat code --mix chat=1 --mix code=2 --cap chat=5M --format parquet -o train
+
     The same records, options and seed give the same bytes. Needs no Redis, and may run beside the run; nothing stands
     under DIR before all of it is on disk.
     """  # noqa: D301
-    from common.errors import UsageError
     from common.settings import load_settings
     from producer.cli.chosen import chosen
     from producer.export.choose import Wanted
     from producer.export.export import Shape
     from producer.export.export import export as write
+    from producer.export.told import sentences
 
+    _refuse_unknown(options)
     if folder is None and not options["dry_run"]:
         raise UsageError("export needs a folder for the files; name it with -o DIR, or count with --dry-run")
     settings = load_settings(config)
     names, others = _in_states(settings, chosen(settings, datasets), options["states"])
+    mix = _by_dataset(options["mix"], names, "--mix")
+    caps = _by_dataset(options["caps"], names, "--cap")
+    if mix:
+        others |= {name: "not_in_mix" for name in names if name not in mix}
+        names = [name for name in names if name in mix]
     texts = _texts(settings, names, layout, options) if layout in TEXTS else None
     target = _target(options)
     wanted = Wanted(
@@ -120,37 +172,60 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
         dedupe=options["dedupe"],
         shuffle=options["shuffle"],
         held_out=options["held_out"],
-        caps={name: int(n) for name, n in _by_dataset(options["caps"], names, "--cap").items()},
-        mix=_by_dataset(options["mix"], names, "--mix"),
+        caps={name: tokens for name, tokens in caps.items() if tokens is not None},
+        mix=mix,
+    )
+    shape = Shape(
+        **{key: options[key] for key in ("join_turns", "max_length", "too_long")},
+        whole=texts is not None,
+        check=texts.check if texts is not None else None,
     )
     done = write(
         settings.output,
         names,
         wanted,
-        Shape(
-            **{key: options[key] for key in ("join_turns", "max_length", "too_long")},
-            whole=texts is not None,
-            check=texts.check if texts is not None else None,
-        ),
+        shape,
         None if options["dry_run"] else texts.writer if texts is not None else _writer(layout, options),
         folder or Path("-"),
         layout=layout,
         command=["tokenmill", *sys.argv[1:]],
         overwrite=options["overwrite"],
     )
-    _tell(done, others, written=not options["dry_run"])
+    for sentence in sentences(done, wanted, shape):
+        click.echo(sentence, err=True)
+    for path in done.files:
+        click.echo(done.folder / path)
     if target is not None:
         target.push(done.folder, [*done.files, "manifest.json"])
         click.echo(f"pushed to {target.url}", err=True)
 
 
 def _in_states(settings: "Settings", names: list[str], states: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The datasets in one of `states`, all if there are none, and the states of the others."""
+    """The datasets in one of `states`, all if there are none, and as what the others are counted."""
     if not states:
         return names, {}
     from producer.states import in_states
 
-    return in_states(settings.output, names, states)
+    names, others = in_states(settings.output, names, states)
+    return names, {name: f"state_{state.replace(' ', '_')}" for name, state in others.items()}
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    """Raises UsageError for a flag or finish reason that no record can have."""
+    from common.flags import FLAGS, UNCOUNTED
+    from common.records import MAX_NEW_TOKENS_CUT
+    from common.settings import nearest
+
+    flags = {*FLAGS, UNCOUNTED, MAX_NEW_TOKENS_CUT}
+    known: tuple[tuple[str, str, Collection[str]], ...] = (
+        ("--flag", "flags", flags),
+        ("--no-flag", "no_flags", flags),
+        ("--finish-reason", "finish_reasons", FINISH_REASONS),
+    )
+    for option, key, those in known:
+        for word in options[key]:
+            if word not in those:
+                raise UsageError(f"{option} {word}: no answer can have that{nearest(word, set(those))}")
 
 
 def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
@@ -166,7 +241,6 @@ def _writer(layout: str, options: dict[str, Any]) -> "MakeWriter":
 
 
 def _texts(settings: "Settings", names: Sequence[str], layout: str, options: dict[str, Any]) -> "Texts":
-    from common.errors import UsageError
     from common.run_file import read_run_file
     from producer.export.conversations import conversations
     from producer.export.texts import Texts, request_of
@@ -177,7 +251,8 @@ def _texts(settings: "Settings", names: Sequence[str], layout: str, options: dic
     ):
         if is_given:
             raise UsageError(f"{option} makes rows that are no whole answer, and {layout} has texts of whole answers")
-    return Texts(conversations(settings, names), layout, request_of(read_run_file(settings.output) or {}))
+    run = read_run_file(settings.output) or {}
+    return Texts(conversations(settings, names), layout, {name: request_of(run, name) for name in names})
 
 
 def _target(options: dict[str, Any]) -> "Target | None":
@@ -189,40 +264,13 @@ def _target(options: dict[str, Any]) -> "Target | None":
     return Target(options["push"], overwrite=options["overwrite"])
 
 
-def _by_dataset(amounts: Sequence[tuple[str, float]], names: Sequence[str], option: str) -> dict[str, float]:
+def _by_dataset(amounts: Sequence[tuple[str, _T]], names: Sequence[str], option: str) -> dict[str, _T]:
     """Amounts by dataset; one without a name is that of all that are not named."""
-    from common.errors import UsageError
     from common.settings import nearest
 
     named = dict(amounts)
-    everyone = named.pop("", None)
-    if everyone is not None and option == "--mix":
-        raise UsageError("--mix needs a dataset: write DATASET=WEIGHT")
     for name in named:
-        if name not in names:
+        if name and name not in names:
             raise UsageError(f"{option} names {name!r}, which is not exported{nearest(name, set(names))}")
-    return ({} if everyone is None else dict.fromkeys(names, everyone)) | named
-
-
-def _tell(done: "Exported", left_out: Mapping[str, str], *, written: bool) -> None:
-    if left_out:
-        told = ", ".join(f"{name} ({state})" for name, state in left_out.items())
-        click.echo(f"left out, {len(left_out)} of {len(done.datasets)} datasets: {told}", err=True)
-    for name, tally in done.datasets.items():
-        others = [f"{reason} {n:,}" for reason, n in tally.items() if n and reason not in {"records", "faults"}]
-        click.echo(f"{name}: {tally['records']:,} records; {', '.join(others) or 'none taken'}", err=True)
-        if tally["faults"]:
-            click.echo(
-                f"{name}: {tally['faults']:,} lines are no records and were left out; `tokenmill verify {name}` "
-                "names them",
-                err=True,
-            )
-    for split, sums in done.splits.items():
-        click.echo(
-            f"{split}: {sums.rows:,} rows, {sums.tokens:,} tokens, {sums.trained_tokens:,} to learn, longest row "
-            f"{sums.longest:,} tokens",
-            err=True,
-        )
-    if written:
-        for path in done.files:
-            click.echo(done.folder / path)
+    everyone = dict.fromkeys(names, named.pop("")) if "" in named else {}
+    return everyone | named

@@ -4,13 +4,17 @@ from producer.export.manifest import Manifest
 
 
 def card(manifest: Manifest) -> str:
-    """Markdown with the splits and their files in its head."""
-    splits = "".join(f"  - split: {name}\n    path: parquet/{name}-*.parquet\n" for name in manifest.splits)
+    """Markdown with the splits and their files in its head; with one that has no rows, `load_dataset` loads none."""
+    there = [name for name, split in manifest.splits.items() if split.rows]
+    splits = "".join(f"  - split: {name}\n    path: parquet/{name}-*.parquet\n" for name in there)
     rows = "".join(
         f"| {name} | {split.rows:,} | {split.tokens:,} | {split.trained_tokens:,} | {split.longest:,} |\n"
         for name, split in manifest.splits.items()
     )
-    made = "".join(f"- {name}: `{value}`\n" for name, value in manifest.made_with.items() if name != "special_ids")
+    shown = {name: value for name, value in manifest.made_with.items() if name not in {"special_ids", "datasets"}}
+    made = "".join(f"- {name}: `{value}`\n" for name, value in shown.items())
+    for name, asked in manifest.made_with.get("datasets", {}).items():
+        made += f"- {name}: " + ", ".join(f"{key} `{value}`" for key, value in asked.items()) + "\n"
     return (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{splits}---\n\n"
         "# Token-exact answers of a served model\n\n"

@@ -1,10 +1,11 @@
 """Which records are exported, and in what order: a pass over the segments that keeps 56 bytes a record.
 
-The order, the split and the choice go by hashes of what a record is (dataset, index), never by files or workers: the
-same records give the same export, whoever wrote them.
+The order goes by a hash of what a record is (dataset, index), the split by one of its prompt, neither by files or
+workers: the same records give the same export, whoever wrote them.
 """
 
 import os
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from common.errors import DataError
 from common.records import Head
-from common.segments import Entry, Fault, count, lines, read
+from common.segments import Counted, Entry, Fault, count, lines, read
 from common.turns import row_of as row_of_turn
-from producer.export.id_texts import apart, are_ids, together
+from producer.export.id_texts import Apart, apart, are_ids, together
 from producer.export.rows import NOT_A_ROW, Row, row_of, rows_of
 
+SplitName = Literal["train", "eval"]
 _PICK = np.dtype(
     [
         ("dataset", "i4"),
@@ -43,34 +45,38 @@ class Wanted:
 
     flags: Sequence[str] = ()  # only records with all of these
     no_flags: Sequence[str] = ()  # none with one of these
-    others: Mapping[str, str] = field(default_factory=dict)  # datasets whose state is none of those wanted, and theirs
+    others: Mapping[str, str] = field(default_factory=dict)  # datasets that are not exported, and as what it is counted
     gated: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by dataset, the flags its gates leave out
     finish_reasons: Sequence[str] = ()
     min_tokens: int = 0  # of the answer
     max_tokens: int | None = None
     dedupe: bool = False  # of records with equal prompt and answer, the first stays
     shuffle: int | None = None  # a seed; without one the order is that of the sources
-    held_out: float = 0.0  # the share of the samples that goes to `eval`
-    caps: Mapping[str, int] = field(default_factory=dict)
+    held_out: float = 0.0  # the share of the prompts that goes to `eval`
+    caps: Mapping[str, int] = field(default_factory=dict)  # of `train`, as is `mix`: nothing is cut of what is held out
     mix: Mapping[str, float] = field(default_factory=dict)  # shares by dataset, each cut down to what the least gives
 
 
 @dataclass(slots=True)
 class Chosen:
-    """The picks in the order of writing; what was left out, by dataset and reason; caps that follow from a mix."""
+    """The picks in the order of writing; what was left out, by dataset and reason."""
 
     names: list[str]
     paths: list[Path]
     picks: NDArray[np.void]
     tallies: dict[str, Counter[str]]
-    caps: dict[str, int]
 
-    def rows(self, split: Literal["train", "eval"]) -> Iterator[tuple[Row, int | None]]:
+    def of(self, split: SplitName) -> NDArray[np.void]:
+        """The picks of a split."""
+        picks: NDArray[np.void] = self.picks[self.picks["held_out"] == (split == "eval")]
+        return picks
+
+    def rows(self, split: SplitName) -> Iterator[tuple[Row, int | None]]:
         """The rows of a split, each with the index of its parent, in order; one at a time in memory.
 
         Raises DataError for a record that cannot be read; OSError.
         """
-        places = _places(self.picks[self.picks["held_out"] == (split == "eval")])
+        places = _places(self.of(split))
         with _Files(self.paths) as files:
             for group in together(places, lambda place: place[2]):
                 found = [files.line(*place) for place in group]
@@ -128,22 +134,61 @@ class _Told(Head, frozen=True, kw_only=True):
     finish_reason: str
 
 
-class _Ids(msgspec.Struct, frozen=True):
+class _Prompt(msgspec.Struct, frozen=True):
     input_ids: msgspec.Raw
+
+
+class _Ids(_Prompt, frozen=True):
     output_ids: msgspec.Raw
 
 
 _decode_told = msgspec.json.Decoder(_Told).decode
+_decode_prompt = msgspec.json.Decoder(_Prompt).decode
 _decode_ids = msgspec.json.Decoder(_Ids).decode
 
 
-def _scan(path: Path, dataset: str) -> Iterator[Entry | Fault]:
-    """What common.segments.scan gives, with the ids checked many lines at a time instead of skipped one by one."""
-    for group in together(lines(path), lambda line: len(line.text)):
-        parts = [apart(line.text) for line in group]
-        plain = are_ids([text for one in parts if one is not None for text in one[1:]])
-        for line, one in zip(group, parts, strict=True):
-            yield read(line, dataset, _decode_told if one is None or not plain else _TakenApart(one.rest).told)
+class _Scan:
+    """What common.segments.scan gives, with the ids checked many lines at a time instead of skipped one by one.
+
+    If it is to be `hashed`, 64 bits of each line's prompt are kept, by which the split goes.
+    """
+
+    def __init__(self, *, hashed: bool = False) -> None:
+        self._hashed = hashed
+        self._prompts: dict[Path, array[int]] = {}
+
+    def __call__(self, path: Path, dataset: str) -> Iterator[Entry | Fault]:
+        prompts = self._prompts[path] = array("Q")
+        for group in together(lines(path), lambda line: len(line.text)):
+            parts = [apart(line.text) for line in group]
+            plain = are_ids([text for one in parts if one is not None for text in one[1:]])
+            for line, one in zip(group, parts, strict=True):
+                if self._hashed:
+                    prompts.append(_prompt_hash(line.text, one))
+                yield read(line, dataset, _decode_told if one is None or not plain else _TakenApart(one.rest).told)
+
+    def prompts(self, counted: Counted) -> dict[int, int]:
+        """By index, 64 bits of the prompt; of a turn, those of the first turn of its conversation."""
+        own = {index: self._prompts[entry.path][entry.line - 1] for index, entry in counted.entries.items()}
+        first: dict[int, int] = {}  # by row
+        turns = [index for index, entry in counted.entries.items() if _told(entry).turn is not None]
+        for index in sorted(turns):
+            own[index] = first.setdefault(row_of_turn(index), own[index])
+        return own
+
+
+def _prompt_hash(line: bytes, parts: Apart | None) -> int:
+    """64 bits of a prompt's ids, however they are spelt; 0 of a line that has none."""
+    try:
+        text = parts.input_ids if parts is not None else bytes(_decode_prompt(line).input_ids)
+    except NOT_A_ROW:
+        return 0
+    return _hash(b"split " + text.translate(None, b"[] \t\r\n"))
+
+
+def _told(entry: Entry) -> "_Told":
+    assert isinstance(entry.what, _Told)
+    return entry.what
 
 
 @dataclass(slots=True)
@@ -161,28 +206,27 @@ def choose(output: Path, names: Sequence[str], wanted: Wanted) -> Chosen:
 
     Raises DataError for one that cannot be read; OSError.
     """
-    chosen = Chosen([*names], [], np.zeros(0, _PICK), {name: Counter() for name in names}, dict(wanted.caps))
-    for name, state in wanted.others.items():
-        n = len(count(output, name, _scan).entries)
-        chosen.tallies[name] = Counter({"records": n, f"state_{state.replace(' ', '_')}": n})
+    chosen = Chosen([*names], [], np.zeros(0, _PICK), {name: Counter() for name in names})
+    for name, reason in wanted.others.items():
+        n = len(count(output, name, _Scan()).entries)
+        chosen.tallies[name] = Counter({"records": n, reason: n})
     parts = [np.fromiter(_picks(output, number, chosen, wanted), _PICK) for number in range(len(names))]
     picks = np.concatenate(parts)
     keys = ("index", "order", "dataset") if wanted.shuffle is None else ("index", "order")
     picks = picks[np.lexsort([picks[key] for key in keys])]
     chosen.picks = _without_equals(picks, chosen, wanted.dedupe)
-    if wanted.mix:
-        _mix(chosen, wanted.mix)
     return chosen
 
 
 def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterator[tuple[int | bool, ...]]:
     name, tally = chosen.names[number], chosen.tallies[chosen.names[number]]
-    counted = count(output, name, _scan)
+    scan = _Scan(hashed=wanted.held_out > 0)
+    counted = count(output, name, scan)
+    prompts = scan.prompts(counted) if wanted.held_out > 0 else {}
     tally["faults"] = sum(not fault.torn for fault in counted.faults)
     numbers: dict[Path, int] = {}
     for entry in counted.entries.values():
-        told = entry.what
-        assert isinstance(told, _Told)
+        told = _told(entry)
         tally["records"] += 1
         if reason := _left_out(told, wanted, wanted.gated.get(name, frozenset())):
             tally[reason] += 1
@@ -190,10 +234,9 @@ def _picks(output: Path, number: int, chosen: Chosen, wanted: Wanted) -> Iterato
         if entry.path not in numbers:
             numbers[entry.path] = len(chosen.paths)
             chosen.paths.append(entry.path)
-        # The turns of a conversation stay together, and on one side of the split.
-        one = told.index if told.turn is None else row_of_turn(told.index)
-        order = 0 if wanted.shuffle is None else _hash(f"order {wanted.shuffle} {name} {one}")
-        held_out = wanted.held_out > 0 and _hash(f"split {name} {one}") < wanted.held_out * 2**64
+        one = told.index if told.turn is None else row_of_turn(told.index)  # the turns of a conversation stay together
+        order = 0 if wanted.shuffle is None else _hash(f"order {wanted.shuffle} {name} {one}".encode())
+        held_out = wanted.held_out > 0 and prompts[told.index] < wanted.held_out * 2**64
         size = entry.end - entry.offset
         yield number, numbers[entry.path], entry.offset, size, told.index, order, told.completion_tokens, held_out
 
@@ -218,9 +261,9 @@ def _left_out_by_flags(flags: set[str], wanted: Wanted, gated: frozenset[str]) -
     return "" if flags.isdisjoint(gated) else "left_out_by_gate"
 
 
-def _hash(text: str) -> int:
+def _hash(text: bytes) -> int:
     """64 bits that are the same on every machine."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
 def _without_equals(picks: NDArray[np.void], chosen: Chosen, dedupe: bool) -> NDArray[np.void]:
@@ -245,15 +288,3 @@ def _digests(picks: NDArray[np.void], paths: Sequence[Path]) -> Iterator[bytes]:
             except NOT_A_ROW as error:
                 raise _unreadable(paths[path], offset, error) from None
             yield blake2b(bytes(seen.input_ids) + bytes(seen.output_ids), digest_size=16).digest()
-
-
-def _mix(chosen: Chosen, mix: Mapping[str, float]) -> None:
-    """Caps that give each dataset its share: the one that has least for its share is taken whole."""
-    has = {
-        name: int(chosen.picks["trained"][chosen.picks["dataset"] == number].sum())
-        for number, name in enumerate(chosen.names)
-    }
-    has = {name: min(tokens, chosen.caps.get(name, tokens)) for name, tokens in has.items()}
-    unit = min(has[name] / share for name, share in mix.items())
-    for name, share in mix.items():
-        chosen.caps[name] = int(unit * share)

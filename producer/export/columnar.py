@@ -19,7 +19,7 @@ from producer.export.writers import columns
 # A batch, and so a row group: some 20 MB of ids and masks. About four times that is held in memory.
 _BATCH_TOKENS = 4_000_000
 _TEXT = ("id", "dataset", "row_id", "finish_reason", "flags")
-_NUMBERS = ("index", "prompt_tokens", "completion_tokens")
+_NUMBERS = ("index", "prompt_tokens", "completion_tokens", "part", "parts")
 
 
 def schema(*, seq_len: bool) -> pa.Schema:
@@ -66,6 +66,11 @@ class Batch:
         for name in (*_TEXT, *_NUMBERS):
             made[name] = pa.array([one[name] for one in flat], self._schema.field(name).type)
         return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+
+
+def _empty(columns: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows: `load_from_disk` cannot read a file without a batch."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in columns], schema=columns)
 
 
 class _Sink(Protocol):
@@ -136,13 +141,12 @@ class Shards:
         if self._sink is None:
             self._path = self._folder / f".{self._name(len(self._done), 0)}.part"
             self._sink = self._begin(str(self._path), self._schema)
-        if len(self._batch):
-            self._rows += len(self._batch)
-            batch = self._batch.take()
-            self._wait()
-            # Asked for now, while nothing is written: else it would depend on the machine's speed where a file ends.
-            self._bytes = self._path.stat().st_size
-            self._writing = self._thread.submit(self._sink.write_batch, batch)
+        self._rows += len(self._batch)
+        batch = self._batch.take() if len(self._batch) else _empty(self._schema)
+        self._wait()
+        # Asked for now, while nothing is written: else it would depend on the machine's speed where a file ends.
+        self._bytes = self._path.stat().st_size
+        self._writing = self._thread.submit(self._sink.write_batch, batch)
 
     def _wait(self) -> None:
         """Until the batch before is written. Raises what its writing raised."""

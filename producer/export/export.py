@@ -1,33 +1,30 @@
 """An export from start to end: chosen, written beside its final place, checksummed, and moved there whole."""
 
-import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from common.durable import make_folder, sync_file, sync_folder
+from common.durable import sync_file, sync_folder
 from common.errors import DataError, UnavailableError, UsageError
 from common.run_file import read_run_file
 from producer.export.card import card
-from producer.export.choose import Chosen, Wanted, choose
-from producer.export.manifest import NAME, Manifest, Split, encode, file_of, read_manifest
-from producer.export.rows import Row, TooLong, capped, fitted, joined
+from producer.export.choose import Chosen, SplitName, Wanted, choose
+from producer.export.manifest import NAME, Manifest, Split, encode, file_of
+from producer.export.place import move, part_of
+from producer.export.rows import Row, Tallies, TooLong, capped, fitted, joined
 from producer.export.writers import Writer
 
-# Of run.json: what the ids of all rows have in common, or must.
-_MADE_WITH = (
-    "model_path", "weight_version", "tokenizer_sha256", "template_sha256", "chat_template_kwargs", "sampling_params",
-    "special_ids", "vocab_size",
-)  # fmt: skip
+# Of run.json: what the ids of all rows have in common, or must; and what each dataset may have of its own.
+_MADE_WITH = ("model_path", "weight_version", "tokenizer_sha256", "template_sha256", "special_ids", "vocab_size")
+_ASKED_WITH = ("chat_template_kwargs", "sampling_params")
 # A sum over the whole vocabulary for each row would take longer than all the rest.
 _COUNTED_TOGETHER = 1_000_000
-SPLITS: tuple[Literal["train", "eval"], ...] = ("train", "eval")
 MakeWriter = Callable[[Path, str], Writer]
 # Why a format cannot have a row, and what is counted of one that it has; each is "" where there is none.
 Check = Callable[[Row], tuple[str, str]]
@@ -115,21 +112,16 @@ def export(
     """
     run = read_run_file(output) or {}
     refuse_two_tokenizers(run, output)
-    if make is not None:
-        refuse_folder(output, folder, overwrite=overwrite)
-    chosen = choose(output, names, wanted)
-    exported = Exported(folder, {}, chosen.tallies)
     if make is None:
-        _write_splits(chosen, shape, None, folder, exported)
-    else:
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
-        make_folder(part)
+        exported = _exported(output, names, wanted, shape, None, folder, folder)[0]
+        _refuse_nothing(exported, output, names)
+        return exported
+    with part_of(output, folder, overwrite=overwrite) as part:
         try:
-            files = _write_splits(chosen, shape, make, part, exported)
+            exported, files = _exported(output, names, wanted, shape, make, part, folder)
             _refuse_nothing(exported, output, names)
-            _finish(part, files, exported, run, layout, command)
-            _move(part, folder)
+            _finish(part, files, exported, made_with(run, names), layout, command)
+            move(part, folder)
         except OSError as error:
             if error.filename is None:  # of a write, which does not say where it was to go
                 raise UnavailableError(
@@ -137,63 +129,106 @@ def export(
                     "mend the disk, and export again"
                 ) from error
             raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    _refuse_nothing(exported, output, names)
     return exported
 
 
-def _write_splits(
-    chosen: Chosen, shape: Shape, make: MakeWriter | None, folder: Path, exported: Exported
-) -> list[tuple[Path, int]]:
-    files: list[tuple[Path, int]] = []
-    left = dict(chosen.caps)
-    for split in SPLITS:
-        if split == "eval" and not chosen.picks["held_out"].any():
-            continue
-        sums = exported.splits[split] = Sums()
-        rows = _rows(chosen, split, shape, left, exported.datasets)
-        writer = make(folder, split) if make else None
-        try:
-            for row in rows:
-                tally = exported.datasets[row.dataset]
-                refused, told = shape.check(row) if shape.check is not None else ("", "")
-                if not refused and writer is not None:
-                    refused = writer.add(row)
-                if refused:
-                    tally[refused] += 1
-                    if row.dataset in left:  # what it would have taken of the cap is for others
-                        left[row.dataset] += row.trained_tokens
-                    continue
-                if told:
-                    tally[told] += 1
-                tally[f"{split}_rows"] += 1
-                sums.add(row)
-            files += writer.close() if writer is not None else []
-        except BaseException:
-            if writer is not None:
-                writer.abandon()
-            raise
-    return files
+def _exported(
+    output: Path,
+    names: Sequence[str],
+    wanted: Wanted,
+    shape: Shape,
+    make: MakeWriter | None,
+    part: Path,
+    folder: Path,
+) -> tuple[Exported, list[tuple[Path, int]]]:
+    """The files, in `part`, each with its number of rows. Caps and mix are of what is left for training."""
+    chosen = choose(output, names, wanted)
+    caps = _mixed(chosen, shape, wanted) if wanted.mix else dict(wanted.caps)
+    exported = Exported(folder, {}, chosen.tallies)
+    files = _write_split(chosen, "train", shape, caps, make, part, exported)
+    if wanted.held_out > 0:
+        files += _write_split(chosen, "eval", shape, {}, make, part, exported)
+    return exported, files
 
 
-def _rows(
+def _mixed(chosen: Chosen, shape: Shape, wanted: Wanted) -> dict[str, int]:
+    """Caps that give each dataset its share of `train`: the one that has least for its share is taken whole.
+
+    Where rows may be left out as they are read, they are read once more for that. Raises DataError where one has none.
+    """
+    has = Counter[str]()
+    if shape.max_length is None and shape.check is None:
+        picks = chosen.of("train")
+        for number, name in enumerate(chosen.names):
+            has[name] = int(picks["trained"][picks["dataset"] == number].sum())
+    else:
+        for row in _rows(chosen, "train", shape, {}, defaultdict(Counter)):
+            if shape.check is None or not shape.check(row)[0]:
+                has[row.dataset] += row.trained_tokens
+    for name in wanted.mix:
+        has[name] = min(has[name], wanted.caps.get(name, has[name]))
+        if not has[name]:
+            raise DataError(
+                f"--mix gives {name} a share, and nothing of it is there to train on; leave it out of --mix, or "
+                "choose with fewer conditions"
+            )
+    unit = min(has[name] / share for name, share in wanted.mix.items())
+    return {name: int(unit * share) for name, share in wanted.mix.items()}
+
+
+def _write_split(
     chosen: Chosen,
-    split: Literal["train", "eval"],
+    split: SplitName,
     shape: Shape,
     left: dict[str, int],
-    tallies: Mapping[str, Counter[str]],
-) -> Iterator[Row]:
+    make: MakeWriter | None,
+    folder: Path,
+    exported: Exported,
+) -> list[tuple[Path, int]]:
+    sums = exported.splits[split] = Sums()
+    rows = _rows(chosen, split, shape, left, exported.datasets)
+    writer = make(folder, split) if make else None
+    try:
+        for row in rows:
+            tally = exported.datasets[row.dataset]
+            refused, told = shape.check(row) if shape.check is not None else ("", "")
+            if not refused and writer is not None:
+                refused = writer.add(row)
+            if refused:
+                tally[refused] += 1
+                if row.dataset in left:  # what it would have taken of the cap is for others
+                    left[row.dataset] += row.trained_tokens
+                continue
+            if told:
+                tally[told] += 1
+            tally[f"{split}_rows"] += 1
+            sums.add(row)
+        return writer.close() if writer is not None else []
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
+
+
+def _rows(chosen: Chosen, split: SplitName, shape: Shape, left: dict[str, int], tallies: Tallies) -> Iterator[Row]:
     """The rows of a split in order: joined, fitted, and up to what is left of the caps."""
-    rows = joined(chosen.rows(split)) if shape.join_turns else (row for row, _ in chosen.rows(split))
+    rows = joined(chosen.rows(split), tallies) if shape.join_turns else (row for row, _ in chosen.rows(split))
     return capped(fitted(rows, shape.max_length, shape.too_long, tallies), left, tallies, whole=shape.whole)
+
+
+def made_with(run: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Of run.json what made the rows, and for each of the datasets `names` what it was asked with."""
+    everyone = {key: run[key] for key in _ASKED_WITH if key in run}
+    own = run.get("datasets", {})
+    asked = {name: own.get(name, everyone) for name in names}
+    return {key: run[key] for key in _MADE_WITH if key in run} | ({"datasets": asked} if any(asked.values()) else {})
 
 
 def _finish(
     part: Path,
     files: list[tuple[Path, int]],
     exported: Exported,
-    run: Mapping[str, Any],
+    made: dict[str, Any],
     layout: str,
     command: Sequence[str],
 ) -> None:
@@ -204,7 +239,7 @@ def _finish(
         tokenmill_version=version("tokenmill"),
         command=[*command],
         format=layout,
-        made_with={name: run[name] for name in _MADE_WITH if name in run},
+        made_with=made,
         splits={name: sums.split() for name, sums in exported.splits.items()},
         datasets={name: dict(sorted(tally.items())) for name, tally in exported.datasets.items()},
         files=[file_of(part, found, rows) for found, rows in sorted([*files, (path, 0)])],
@@ -223,32 +258,6 @@ def _finish(
 def _put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     sync_file(path)
-
-
-def _move(part: Path, folder: Path) -> None:
-    """Put `part` in the place of `folder`, whose files are those of an earlier export."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    part.rename(folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def refuse_folder(output: Path, folder: Path, *, overwrite: bool) -> None:
-    """Raises UsageError unless `folder` is new, empty, or an earlier export that may be replaced."""
-    ours = folder.resolve()
-    if ours == output.resolve() or ours.is_relative_to(output.resolve()) or output.resolve().is_relative_to(ours):
-        raise UsageError(f"{folder} holds the run's own files, or lies among them; name another folder with -o")
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a folder with -o")
-    if not overwrite:
-        raise UsageError(f"{folder} is not empty; name another folder, or replace an earlier export with --overwrite")
-    if read_manifest(folder) is None:
-        raise UsageError(f"{folder} is no earlier export (it has no {NAME}) and is not replaced; name another folder")
 
 
 def refuse_two_tokenizers(run: Mapping[str, Any], output: Path) -> None:

@@ -36,7 +36,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tokenmill_version: str
     command: list[str]
     format: str
-    made_with: dict[str, Any]  # of run.json: model, tokenizer, template, sampling
+    made_with: dict[str, Any]  # of run.json: model, tokenizer, template; by dataset, sampling and template kwargs
     splits: dict[str, Split]
     datasets: dict[str, dict[str, int]]  # by dataset: records, rows, and what was left out or changed, by reason
     files: list[File]
@@ -73,7 +73,13 @@ def differences(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{path} has {path.stat().st_size:,} bytes and had {file.bytes:,}; export again"
         elif file_of(folder, path, 0).sha256 != file.sha256:
             yield f"{path} was changed: its sha256 is another; export again"
+    for path in strangers(folder, manifest):
+        yield f"{path} is not of this export; trainers that read whole folders would take it for data"
+
+
+def strangers(folder: Path, manifest: Manifest) -> list[Path]:
+    """The files in an export's folder that its manifest does not name. Raises OSError."""
     known = {file.path for file in manifest.files} | {NAME}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and str(path.relative_to(folder)) not in known:
-            yield f"{path} is not of this export; trainers that read whole folders would take it for data"
+    return sorted(
+        path for path in folder.rglob("*") if not path.is_dir() and str(path.relative_to(folder)) not in known
+    )

@@ -1,4 +1,4 @@
-"""An export copied to a bucket or a hub, by fsspec and huggingface_hub. `tokenmill[remote]` installs what they need."""
+"""An export copied to a bucket or a hub, by fsspec and huggingface_hub; the extra `remote` installs what they need."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ class Target:
         except ImportError as error:
             raise UnavailableError(
                 f"--push {url} needs a package that is not installed ({error}); "
-                "install it with: pip install 'tokenmill[remote]'"
+                "install what it needs from a clone of tokenmill, with: pip install '.[remote]'"
             ) from None
         except ValueError as error:  # an unknown protocol
             raise UsageError(

@@ -19,11 +19,18 @@ from producer.export.id_texts import Ids, apart, read_ids
 
 TooLong = Literal["cut", "drop", "split"]
 Tallies = Mapping[str, Counter[str]]  # by dataset: how many, by what became of them
+# Flags that an export gives to rows, beside those that their records have.
+CUT = "cut"  # the end of the answer is not in the row
+SPLIT = "split"  # the row is `part` of the `parts` that a record's ids make
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training row. `spans` are the (start, stop) of `input_ids` that a model wrote: mask 1 there, 0 elsewhere."""
+    """One training row. `spans` are the (start, stop) of `input_ids` that a model wrote: mask 1 there, 0 elsewhere.
+
+    All is of the row, not of its record: `prompt_tokens` stand before the first id to learn, `completion_tokens` are
+    those to learn, and `finish_reason` is that of the last answer, "length" where its end is not in the row.
+    """
 
     id: str
     dataset: str
@@ -35,6 +42,8 @@ class Row:
     completion_tokens: int
     input_ids: Ids
     spans: tuple[tuple[int, int], ...]
+    part: int = 1
+    parts: int = 1
 
     @property
     def trained_tokens(self) -> int:
@@ -51,10 +60,20 @@ class Row:
             mask[start:stop] = 1
         return mask
 
-    def part(self, start: int, stop: int, name: str = "") -> "Row":
-        """The ids from `start` to before `stop`, with the spans that lie there."""
+    def shortened(self, start: int, stop: int, flag: str) -> "Row":
+        """The ids from `start` to before `stop`, with the spans that lie there, and `flag` among its flags."""
         spans = tuple((max(a, start) - start, min(b, stop) - start) for a, b in self.spans if a < stop and b > start)
-        return replace(self, id=self.id + name, input_ids=self.input_ids[start:stop], spans=spans)
+        finish_reason = self.finish_reason
+        if spans and (end := spans[-1][1] + start) != self.spans[-1][1]:
+            # An answer that another turn follows has ended by itself (common/turns.py).
+            finish_reason = "stop" if any(end == b for _, b in self.spans) else "length"
+        row = replace(self, input_ids=self.input_ids[start:stop], spans=spans, finish_reason=finish_reason)
+        return replace(
+            row,
+            flags=tuple(dict.fromkeys((*self.flags, flag))),
+            prompt_tokens=spans[0][0] if spans else len(row.input_ids),
+            completion_tokens=row.trained_tokens,
+        )
 
 
 class _Flat(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,23 +156,39 @@ def _ids(raw: msgspec.Raw, tokens: int) -> Ids:
     return ids
 
 
-def joined(rows: Iterable[tuple[Row, int | None]]) -> Iterator[Row]:
+def joined(rows: Iterable[tuple[Row, int | None]], tallies: Tallies) -> Iterator[Row]:
     """Rows of the turns of one conversation as one row, where each begins with all the ids of the one before.
 
-    Takes each row with the index of its parent. Templates that drop earlier reasoning render a history that is not
-    what the model wrote: such turns stay rows of their own.
+    Takes each row with the index of its parent, and counts in `tallies` what became of those that have one. Templates
+    that drop earlier reasoning render a history that is not what the model wrote: such turns stay rows of their own.
     """
     last: Row | None = None
     for row, parent in rows:
-        if last is not None:
-            follows = parent == last.index and row.dataset == last.dataset
-            if follows and np.array_equal(row.input_ids[: len(last.input_ids)], last.input_ids):
-                last = replace(row, spans=last.spans + row.spans, flags=tuple(dict.fromkeys(last.flags + row.flags)))
+        if parent is not None:
+            if last is None or (last.dataset, last.index) != (row.dataset, parent):
+                tallies[row.dataset]["turn_before_left_out"] += 1
+            elif not np.array_equal(row.input_ids[: len(last.input_ids)], last.input_ids):
+                tallies[row.dataset]["not_joinable"] += 1
+            else:
+                tallies[row.dataset]["joined"] += 1
+                last = _behind(last, row)
                 continue
+        if last is not None:
             yield last
         last = row
     if last is not None:
         yield last
+
+
+def _behind(row: Row, following: Row) -> Row:
+    """A turn and the one that begins with all its ids, as one row."""
+    return replace(
+        following,
+        spans=row.spans + following.spans,
+        flags=tuple(dict.fromkeys(row.flags + following.flags)),
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens + following.completion_tokens,
+    )
 
 
 def fitted(rows: Iterable[Row], max_length: int | None, too_long: TooLong, tallies: Tallies) -> Iterator[Row]:
@@ -168,15 +203,20 @@ def fitted(rows: Iterable[Row], max_length: int | None, too_long: TooLong, talli
         elif too_long == "drop":
             tally["too_long_dropped"] += 1
         elif too_long == "cut":
-            cut = row.part(0, max_length)
+            cut = row.shortened(0, max_length, CUT)
             tally["too_long_cut" if cut.trained_tokens else "prompt_too_long"] += 1
             if cut.trained_tokens:
                 yield cut
         else:
             tally["too_long_split"] += 1
-            starts = range(0, len(row.input_ids), max_length)
-            parts = (row.part(start, start + max_length, f"#{n}") for n, start in enumerate(starts, 1))
-            yield from (part for part in parts if part.trained_tokens)
+            yield from (part for part in _split(row, max_length) if part.trained_tokens)
+
+
+def _split(row: Row, max_length: int) -> Iterator[Row]:
+    starts = range(0, len(row.input_ids), max_length)
+    for part, start in enumerate(starts, 1):
+        made = row.shortened(start, start + max_length, SPLIT)
+        yield replace(made, id=f"{row.id}#{part}", part=part, parts=len(starts))
 
 
 def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies, *, whole: bool = False) -> Iterator[Row]:
@@ -198,7 +238,7 @@ def capped(rows: Iterable[Row], left: dict[str, int], tallies: Tallies, *, whole
         left[row.dataset] = 0
         tallies[row.dataset]["over_cap" if room == 0 else "cut_at_cap"] += 1
         if room:
-            yield row.part(0, _end_of(row, room))
+            yield row.shortened(0, _end_of(row, room), CUT)
 
 
 def _end_of(row: Row, trained: int) -> int:

@@ -19,11 +19,15 @@ Made = list[dict[str, Any]] | str
 Shape = Callable[[Row, Conversation], Made]
 
 
-def request_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says of model and sampling, in the words of a chat completion."""
+def request_of(run: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """What run.json says of the model, and of the sampling of a dataset, in the words of a chat completion.
+
+    What OpenAI's API does not know (top_k, chat_template_kwargs) is left out, since it refuses such a request.
+    """
     names = {"max_new_tokens": "max_completion_tokens"}
-    known = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "max_new_tokens"}
-    sampling = run.get("sampling_params") or {}
+    known = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "logit_bias", "max_new_tokens"}
+    facts = run.get("datasets", {}).get(dataset, run)
+    sampling = facts.get("sampling_params") or {}
     own = {names.get(key, key): value for key, value in sampling.items() if key in known and value is not None}
     return {"model": run.get("model_path") or "model", **own}
 
@@ -34,11 +38,11 @@ class Texts:
     `Check` of export.py and the writers below ask the same object, so that a row is read once.
     """
 
-    def __init__(self, conversations: Conversations, layout: str, request: Mapping[str, Any]) -> None:
-        """`request` are the model and the sampling parameters, for requests of OpenAI's kind."""
+    def __init__(self, conversations: Conversations, layout: str, requests: Mapping[str, Mapping[str, Any]]) -> None:
+        """`requests` are the model and the sampling parameters of each dataset, for requests of OpenAI's kind."""
         self._conversations = conversations
         self._layout = layout
-        self._request = dict(request)
+        self._requests = requests
 
     def check(self, row: Row) -> tuple[str, str]:
         """Why the format cannot have a row, and what is counted of one that it has; each is "" where there is none."""
@@ -61,7 +65,8 @@ class Texts:
     def _batch(self, row: Row, found: Conversation) -> Made:
         """A line of a batch's input and the line of its output, joined by `custom_id`."""
         tools = {"tools": found.tools} if found.tools else {}
-        body = {**self._request, "messages": [_openai(one) for one in found.messages], **tools}
+        asked = self._requests[row.dataset]
+        body = {**asked, "messages": [_openai(one) for one in found.messages], **tools}
         request = {"custom_id": row.id, "method": "POST", "url": "/v1/chat/completions", "body": body}
         ended = "tool_calls" if found.answer.get("tool_calls") else row.finish_reason
         usage = {
@@ -73,7 +78,7 @@ class Texts:
             "id": row.id,
             "object": "chat.completion",
             "created": 0,
-            "model": self._request["model"],
+            "model": asked["model"],
             "choices": [{"index": 0, "message": _openai(found.answer), "logprobs": None, "finish_reason": ended}],
             "usage": usage,
         }

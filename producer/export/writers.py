@@ -37,4 +37,6 @@ def columns(row: Row) -> dict[str, str | int | bool]:
         "flags": ",".join(row.flags),
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": row.completion_tokens,
+        "part": row.part,
+        "parts": row.parts,
     }

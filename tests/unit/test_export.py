@@ -1,19 +1,18 @@
 """Training files: rows, masks, what is chosen and cut, what is refused, and that no half file gets a final name."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from common.errors import DataError, UsageError
 from producer.cli.main import cli
 from tests.lines import record_line, void_line, write_config, write_segment
+from tests.unit.export_steps import export, ids_of, many, rows, run
 
 
 @pytest.fixture
@@ -33,51 +32,23 @@ def output(tmp_path: Path) -> Path:
     return output
 
 
-def run(output: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["export", *arguments, "-c", str(output.parent / "tokenmill.toml")])
-
-
-def export(output: Path, *arguments: str, layout: str = "ids") -> Path:
-    """The folder of an export that succeeds."""
-    folder = output.parent / "train"
-    done = run(output, *arguments, "-o", str(folder), "--format", layout)
-    assert done.exit_code == 0, (done.stderr, done.exception)
-    return folder
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def ids_of(path: Path) -> list[str]:
-    return [row["id"] for row in rows(path)]
-
-
-def many(tmp_path: Path, lengths: Sequence[int], **changes: Any) -> Path:
-    """Dataset A with answers of these lengths; no two have an id in common."""
-    lines = [
-        record_line(n, prompt=[1, 2], answer=range(100 * n + 10, 100 * n + 10 + length), **changes)
-        for n, length in enumerate(lengths)
-    ]
-    write_segment(tmp_path / "out", "a-0.jsonl", *lines)
-    write_config(tmp_path)
-    return tmp_path / "out"
-
-
 def test_each_counting_record_becomes_one_row(output: Path) -> None:
     folder = export(output)
     assert rows(folder / "ids/train.jsonl") == [
         {
             "id": "A/0", "input_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 0, 0, 1, 1], "dataset": "A", "index": 0,
             "row_id": "", "finish_reason": "stop", "flags": "", "prompt_tokens": 3, "completion_tokens": 2,
+            "part": 1, "parts": 1,
         },
         {
             "id": "A/1", "input_ids": [1, 7, 8], "loss_mask": [0, 1, 1], "dataset": "A", "index": 1,
             "row_id": "7", "finish_reason": "length", "flags": "truncated", "prompt_tokens": 1, "completion_tokens": 2,
+            "part": 1, "parts": 1,
         },
         {
             "id": "B/0", "input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 0, 0, 1, 1], "dataset": "B", "index": 0,
             "row_id": "", "finish_reason": "stop", "flags": "", "prompt_tokens": 3, "completion_tokens": 2,
+            "part": 1, "parts": 1,
         },
     ]  # fmt: skip
     assert [path.name for path in (folder / "ids").iterdir()] == ["train.jsonl"]  # trainers read all that is there
@@ -172,7 +143,7 @@ def test_a_mix_gives_each_dataset_its_share(output: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes_whoever_wrote_the_segments(tmp_path: Path) -> None:
-    lines = [record_line(n, answer=[n, n + 1]) for n in range(200)]
+    lines = [record_line(n, prompt=[n], answer=[n, n + 1]) for n in range(200)]
     made = []
     for place, segments in (("x", [lines]), ("y", [lines[1::2][::-1], lines[::2]])):
         output = tmp_path / place / "out"
@@ -209,7 +180,7 @@ def test_a_dry_run_counts_and_writes_nothing(output: Path) -> None:
     done = run(output, "--dry-run", "--max-length", "3")
     assert done.exit_code == 0, done.exception
     assert "A: 2 records; too_long_dropped 1, train_rows 1" in done.stderr
-    assert "train: 1 rows, 3 tokens, 2 to learn, longest row 3 tokens" in done.stderr
+    assert "train: 1 row, 3 tokens, 2 to learn, longest row 3 tokens" in done.stderr
     assert sorted(output.parent.rglob("*")) == before
 
 
@@ -225,7 +196,7 @@ def test_what_is_refused(output: Path) -> None:
         (["-o", str(mine / "notes.txt")], "is a file"),
         ([], "name it with -o DIR"),
         (["-o", "x", "--cap", "C=5"], "'C', which is not exported"),
-        (["-o", "x", "--mix", "5"], "DATASET=WEIGHT"),
+        (["-o", "x", "--mix", "C=5"], "'C', which is not exported"),
     ):
         done = run(output, *arguments)
         assert isinstance(done.exception, UsageError), arguments

@@ -1,6 +1,7 @@
 """The text formats: what each file holds, what is left out and counted, what is refused; and pushing."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ from common.errors import DataError, UnavailableError, UsageError
 from common.sections import TokenizerSettings
 from producer.cli.export import FORMATS
 from producer.cli.main import cli
+from producer.export.choose import Wanted
 from producer.export.conversations import REASONS
+from producer.export.export import Exported, Shape
 from producer.export.push import Target
+from producer.export.rows import CUT, SPLIT
+from producer.export.told import sentences
 from tests.conftest import REPO
 from tests.lines import record_line, write_config, write_segment
 
@@ -98,7 +103,8 @@ def test_messages_are_the_whole_conversations(output: Path) -> None:
     tokens = [len(one) for one in ids_of(output)[0]]
     assert {key: value for key, value in found[0].items() if key not in {"messages", "tools"}} == {
         "conversation_id": "A/0", "dataset": "A", "index": 0, "row_id": "row", "finish_reason": "stop", "flags": "",
-        "prompt_tokens": tokens[0], "completion_tokens": tokens[1], "survival": "whole",
+        "prompt_tokens": tokens[0], "completion_tokens": tokens[1], "part": 1, "parts": 1,
+        "survival": "whole",
     }  # fmt: skip
     assert counts(folder) == {"faults": 0, "records": 6, "train_rows": 3, **LEFT_OUT}
     assert [path.name for path in (folder / "messages").iterdir()] == ["train.jsonl"]
@@ -134,6 +140,56 @@ def test_a_batch_has_a_request_and_an_answer_for_each_row(output: Path) -> None:
     body = answered[2]["response"]["body"]
     assert body["choices"] == [{"index": 0, "message": CALLED, "logprobs": None, "finish_reason": "tool_calls"}]
     assert [one["response"]["body"]["choices"][0]["finish_reason"] for one in answered[:2]] == ["stop", "stop"]
+
+
+def test_a_request_has_the_sampling_of_its_own_dataset(output: Path) -> None:
+    """And the manifest, and a dataset's card, tell of each; A has what is set for all."""
+    write_config(output.parent, datasets=("A", "B", "C"))
+    line = (output / "A" / "a-0.jsonl").read_bytes().splitlines(keepends=True)[0]
+    for name in "BC":
+        write_segment(output, "a-0.jsonl", line.replace(b'"A', b'"' + name.encode()), dataset=name)
+    facts = json.loads((output / "run.json").read_bytes())
+    everyone = {"chat_template_kwargs": {}, "sampling_params": facts["sampling_params"]}
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 512, "logit_bias": {"7": -5.0}}
+    asked = {
+        "A": everyone,
+        "B": {"chat_template_kwargs": {"mine": False}, "sampling_params": own},
+        "gone": everyone,
+    }
+    (output / "run.json").write_text(json.dumps({**facts, "chat_template_kwargs": {}, "datasets": asked}))
+    folder = export(output, "openai-batch")
+    bodies = {one["custom_id"]: one["body"] for one in lines(folder / "openai-batch/train.input.jsonl")}
+    sent = {name: {k: v for k, v in bodies[f"{name}/0"].items() if k not in {"messages", "tools"}} for name in "ABC"}
+    plain = {"model": "a-model", "temperature": 0.5, "max_completion_tokens": 64}
+    assert sent == {
+        "A": plain,
+        "B": {
+            "model": "a-model", "temperature": 0.6, "top_p": 0.9, "max_completion_tokens": 512,
+            "logit_bias": {"7": -5.0},
+        },
+        "C": plain,
+    }  # fmt: skip
+    made_with = json.loads((folder / "manifest.json").read_bytes())["made_with"]
+    assert made_with["datasets"] == {"A": everyone, "B": asked["B"], "C": everyone}
+    assert "sampling_params" not in made_with
+    card = (export(output, "parquet") / "README.md").read_text()
+    assert "- B: chat_template_kwargs `{'mine': False}`, sampling_params `{'temperature': 0.6, 'top_p': 0.9" in card
+
+
+def test_what_is_counted_of_texts_is_said(output: Path) -> None:
+    done = run(output, "--format", "messages", "--dry-run")
+    rows = [len(prompt) + len(answer) for prompt, answer in ids_of(output)[:3]]
+    written = sum(len(answer) for _, answer in ids_of(output)[:3])
+    assert done.stderr.splitlines()[-1] == (
+        f"train: 3 rows, {sum(rows)} tokens, {written} written by the model, longest row {max(rows)} tokens, all as "
+        "recorded"
+    )
+    made = Exported(Path(), {}, {"A": Counter(records=3, reasoning_dropped=2), "B": Counter(reasoning_dropped=1)})
+    shape = Shape(whole=True, check=lambda _: ("", "reasoning_dropped"))
+    assert [*sentences(made, Wanted(), shape)][-1] == (
+        "the reasoning of 3 rows is counted here, and the chat template leaves it out: a trainer that renders the "
+        "messages does not learn it"
+    )
 
 
 def test_an_empty_split_is_valid_json(output: Path) -> None:
@@ -179,7 +235,8 @@ def test_another_tokenizer_is_refused(output: Path, key: str) -> None:
 
 def test_the_documentation_names_every_reason() -> None:
     text = (REPO / "docs" / "export.md").read_text(encoding="utf-8")
-    for reason in (*REASONS, "not_a_single_turn", "has_tools", "empty_text", "reasoning_dropped"):
+    of_texts = ("not_a_single_turn", "has_tools", "empty_text", "reasoning_dropped")
+    for reason in (*REASONS, *of_texts, "not_in_mix", "joined", "not_joinable", "turn_before_left_out", CUT, SPLIT):
         assert f"`{reason}`" in text, reason
     assert all(f"`{layout}`" in text for layout in FORMATS)
 
@@ -229,5 +286,5 @@ def test_a_package_that_is_missing_is_named() -> None:
         try:
             __import__(package)
         except ImportError:
-            with pytest.raises(UnavailableError, match=r"pip install 'tokenmill\[remote\]'"):
+            with pytest.raises(UnavailableError, match=r"pip install '.\[remote\]'"):
                 Target(url, overwrite=False)

@@ -12,6 +12,7 @@ from common.chat_template import Tokenizer
 from common.sections import TokenizerSettings
 from producer.audit.reconstruct import REASONS, Allowed, Made, Refused, reconstruct
 from producer.audit.reconstructed import write as write_rows
+from producer.audit.sources import Source
 from tests.conftest import SHARED
 from tests.unit.answer_models import make, template
 from tests.unit.audit_steps import Row, message, tokenizer, usage, write
@@ -111,6 +112,39 @@ def test_a_server_may_not_count_the_end_token() -> None:
     assert (found.row.input_ids.tolist(), found.tokens) == (ids, "end_not_counted")
 
 
+@pytest.mark.parametrize(
+    ("equal", "less", "made"),
+    [
+        (5, 2, {"equal": 5}),
+        (2, 5, {"end_not_counted": 5}),
+        (3, 3, {}),
+        (4, 0, {"equal": 4}),
+        (0, 4, {"end_not_counted": 4}),
+    ],
+)
+def test_a_source_counts_the_end_token_in_all_rows_or_in_none(
+    tmp_path: Path, equal: int, less: int, made: dict[str, int]
+) -> None:
+    """One token off, of which the other rows say that it is not the end token."""
+    of = tokenizer()
+    row, _ = generated(of, ASKED, f"I add.</think>2{END}")
+    off = json.loads(json.dumps(row))
+    usage(off)["completion_tokens"] -= 1
+    cut, _ = generated(of, ASKED, "I add them, and", "length")
+    rows = [*[row] * equal, *[off] * less, cut]
+    path = write(tmp_path / "old.jsonl", rows[::-1])
+    done = write_rows([Source(str(path))], tmp_path / "new.jsonl", of, Allowed())
+    lines = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert [line["finish_reason"] for line in lines] == ["length"] + ["stop"] * sum(made.values())
+    assert {line["sure_tokens"]: made[line["sure_tokens"]] for line in lines[1:]} == made
+    left = equal + less - sum(made.values())
+    assert (done.rows, done.made) == (len(rows), 1 + sum(made.values()))
+    assert dict(done.refused) == ({"end_count_differs": left} if left else {})
+    assert sum(done.sure.values()) == done.made
+    assert done.trained_tokens == sum(line["completion_tokens"] for line in lines)
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "new.jsonl"}
+
+
 def test_rows_without_a_count_are_taken_only_if_told_so() -> None:
     of = tokenizer()
     row, ids = generated(of, ASKED, f"I add.</think>2{END}")
@@ -197,7 +231,7 @@ def test_the_file_has_the_layout_of_an_export(tmp_path: Path) -> None:
     lost = json.loads(json.dumps(row))
     message(lost)["reasoning_content"] = None
     source = write(tmp_path / "old.jsonl", [row, lost, {"void": {"index": 0, "attempt": 1}}])
-    done = write_rows([str(source)], tmp_path / "new.jsonl", of, Allowed())
+    done = write_rows([Source(str(source))], tmp_path / "new.jsonl", of, Allowed())
     assert (done.rows, done.made, dict(done.refused)) == (3, 1, {"no_reasoning": 1, "not_a_row": 1})
     assert done.trained_tokens == usage(row)["completion_tokens"]
     (line,) = (tmp_path / "new.jsonl").read_text().splitlines()
@@ -213,6 +247,8 @@ def test_the_file_has_the_layout_of_an_export(tmp_path: Path) -> None:
         "flags": "reconstructed",
         "prompt_tokens": prompt,
         "completion_tokens": len(ids) - prompt,
+        "part": 1,
+        "parts": 1,
         "claimed_tokens": len(ids) - prompt,
         "sure_tokens": "equal",
         "sure_whitespace": "template",
