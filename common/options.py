@@ -1,5 +1,6 @@
 """Options that commands of both sides share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,3 +30,8 @@ accept_option: Decorator = click.option(
 force_option: Decorator = click.option(
     "--force", is_flag=True, help="Go on although something is wrong that `tokenmill doctor` finds; run.json says so."
 )
+
+
+def config_path(given: Path | None = None) -> Path:
+    """The configuration file's absolute path: -c, else TOKENMILL_CONFIG, else tokenmill.toml in this folder."""
+    return Path(given or os.environ.get("TOKENMILL_CONFIG") or "tokenmill.toml").absolute()

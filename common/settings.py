@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from common.errors import ConfigError
 from common.gate_settings import GatesSettings
+from common.options import config_path
 from common.sections import (
     ControlSettings,
     DatasetSettings,
@@ -30,7 +31,6 @@ from common.sections import (
     WorkerSettings,
 )
 
-DEFAULT_CONFIG = "tokenmill.toml"
 ENV_PREFIX = "TOKENMILL_"
 # Read by other parts than this one; every other TOKENMILL_… variable must be a key of the configuration.
 RESERVED_ENV = MappingProxyType(
@@ -161,11 +161,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment wins over the file."""
         return env_settings, init_settings
-
-
-def config_path(given: Path | None = None) -> Path:
-    """The configuration file's absolute path: -c, else TOKENMILL_CONFIG, else tokenmill.toml in this folder."""
-    return Path(given or os.environ.get("TOKENMILL_CONFIG") or DEFAULT_CONFIG).absolute()
 
 
 def load_settings(given: Path | None = None) -> Settings:

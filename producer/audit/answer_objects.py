@@ -1,4 +1,7 @@
-"""Answers as servers give them: OpenAI's chat and text completions, batch output, responses; SGLang's /generate."""
+"""Answers as servers give them: OpenAI's chat and text completions, batch output, responses; SGLang's /generate.
+
+And what a line of the input of the batch API asks.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +11,7 @@ import msgspec
 from producer.datasets.reasons import BadRow
 
 _OK = range(200, 300)
+_MOST = 2**32 - 1  # no answer has more tokens
 # What a row says of its lengths, as we name it: the names that others give it.
 _CLAIMS = {
     "completion_tokens": ("completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens"),
@@ -58,6 +62,16 @@ def _object_in(body: Mapping[str, Any], layout: str) -> Found | None:
     return None
 
 
+def asked_in(request: dict[str, Any]) -> dict[str, Any]:
+    """The prompt of a line of the input of the batch API, as columns of a row: of completions and of responses."""
+    body = request.get("body")
+    given = body if isinstance(body, dict) else {}
+    asked = {name: given[name] for name in ("messages", "prompt", "tools") if given.get(name)}
+    if given.get("input"):
+        asked["messages" if isinstance(given["input"], list) else "prompt"] = given["input"]
+    return asked
+
+
 def claims_of(row: Mapping[str, Any]) -> dict[str, int]:
     """The lengths that `row` or its `usage` states: completion_tokens, prompt_tokens, reasoning_tokens."""
     claims: dict[str, int] = {}
@@ -67,13 +81,13 @@ def claims_of(row: Mapping[str, Any]) -> dict[str, int]:
     usage = given if isinstance(given, dict) else {}
     for ours, names in _CLAIMS.items():
         stated = next((place[name] for place in (usage, row) for name in names if name in place), None)
-        if type(stated) is int and stated >= 0:
+        if type(stated) is int and 0 <= stated <= _MOST:
             claims[ours] = stated
     if type(usage.get("input_tokens")) is int:
         claims.setdefault("prompt_tokens", usage["input_tokens"])
     details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or usage
     reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    if type(reasoning) is int:
+    if type(reasoning) is int and reasoning <= _MOST:
         claims["reasoning_tokens"] = reasoning
     return claims
 

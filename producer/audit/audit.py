@@ -10,6 +10,7 @@ from producer.audit import of_answers, of_rows
 from producer.audit.finding import Finding
 from producer.audit.gather import Gathered, gather
 from producer.audit.sample import ROWS
+from producer.audit.sources import Source
 from producer.audit.tokens import Measured, measure
 from producer.datasets.cursor import MAX_ROW_BYTES
 
@@ -36,7 +37,7 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 def audit(
-    source: str | Path,
+    source: str | Path | Source,
     tokenizer: "Tokenizer | None" = None,
     *,
     sample_rows: int = ROWS,
@@ -45,9 +46,12 @@ def audit(
 ) -> Audited:
     """Audit a file, folder, pattern or URL, by so many processes; None is as many as its size is worth.
 
+    All files of a folder are rows here: sources_of tells what of our own folders is data.
+
     Raises OSError, DataError if not a single row can be read, and TokenmillError if a process dies.
     """
-    seen = gather(source, sample_rows if tokenizer else 0, max_row_bytes, processes)
+    found_in = source if isinstance(source, Source) else Source(str(source))
+    seen = gather(found_in, sample_rows if tokenizer else 0, max_row_bytes, processes)
     measured = measure(seen.sample.rows(), tokenizer) if tokenizer else None
     found = [*of_answers.findings(seen, measured), *of_rows.findings(seen, measured)]
     found.sort(key=lambda one: _ORDER.index(one.level))
@@ -78,16 +82,21 @@ def _facts(seen: Gathered, measured: Measured | None) -> dict[str, Any]:
         "reasoning_in_content": seen.in_content,
         "finish_reasons": dict(seen.finish_reasons.most_common()),
         "claimed_completion_tokens": seen.claimed.total if seen.claimed.rows else None,
+        "rows_of_ids": seen.id_tokens.count,
+        "rows_of_ids_that_claim": seen.ids_claimed,
+        "rows_of_ids_not_as_claimed": seen.notes["ids_not_as_counted"],
         "tokens_in_text": None,
     }
     if measured is not None:
         facts["tokens_in_text"] = {
             "rows_sampled": measured.rows,
+            "rows_of_ids_sampled": measured.rows_of_ids,
             "rows_refused": measured.refused,
             "rows_left_out_as_too_long": measured.too_long,
             "rows_compared": len(measured.both),
-            "claimed_mean": round(measured.claimed_mean, 1),
-            "text_mean": round(measured.text_mean, 1),
+            # So many digits that no other whole number is shown than the table of lengths has.
+            "claimed_mean": round(measured.claimed_mean, 4),
+            "text_mean": round(measured.text_mean, 4),
         }
     return facts
 
@@ -107,13 +116,25 @@ def _lengths(seen: Gathered, measured: Measured | None) -> dict[str, dict[str, i
     }
 
 
+def id_check(facts: dict[str, Any]) -> str:
+    """Whether rows of ids have as many as they claim, for people; "" where there are none."""
+    rows, claiming = facts["rows_of_ids"], facts["rows_of_ids_that_claim"]
+    if not rows:
+        return ""
+    if not claiming:
+        return f"{rows:,} rows, which claim no number"
+    others = f"; {rows - claiming:,} more claim no number" if claiming < rows else ""
+    return f"as many as are claimed in {claiming - facts['rows_of_ids_not_as_claimed']:,} of {claiming:,} rows{others}"
+
+
 def token_check(facts: dict[str, Any]) -> str:
     """What was done to compare tokens, for people."""
     measured = facts["tokens_in_text"]
     if measured is None:
         return "tokens in the text were not checked, for want of a tokenizer (--tokenizer DIR)"
     if not measured["rows_compared"]:
-        return f"{measured['rows_sampled']:,} rows were tokenized; they claim no tokens to compare with"
+        texts = measured["rows_sampled"] - measured["rows_of_ids_sampled"]
+        return f"{texts:,} rows were tokenized; they claim no tokens to compare with"
     return (
         f"of {measured['rows_compared']:,} rows tokenized, usage claims {measured['claimed_mean']:,.0f} tokens a row "
         f"and the text has {measured['text_mean']:,.0f}"

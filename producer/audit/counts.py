@@ -27,6 +27,14 @@ class Counts:
                 self.examples.setdefault(what, []).extend(more)
             self.rows[what] = self.rows.get(what, 0) + rows
 
+    def add_to(self, other: "Counts", what: str, name: str) -> None:
+        """Count the rows of kind `what` in `other`, too, as kind `name`."""
+        rows = self.rows[what]
+        wanted = EXAMPLES - other.rows.get(name, 0)
+        if wanted > 0:
+            other.examples.setdefault(name, []).extend(self.examples[what][:wanted])
+        other.rows[name] = other.rows.get(name, 0) + rows
+
     def told(self, what: str) -> tuple[str, ...]:
         """The examples of a kind: `row 1,234: what is told of it`."""
         found = self.examples.get(what, ())

@@ -30,8 +30,8 @@ class Digests:
         self._firsts = self._places[at]
 
     def first(self) -> Places:
-        """For each row whether no earlier one has its text; True too where it has none that counts."""
-        first: Places = np.ones(len(self._kept), np.bool_)
+        """For each row whether it has a text that counts, and no earlier one has it."""
+        first: Places = self._kept != 0
         first[self._places] = False
         first[self._firsts] = True
         return first

@@ -163,7 +163,7 @@ def _pile(seen: Gathered, measured: Measured | None) -> tuple[int, int, int, str
     first = seen.of_replies.first()
     candidates = [(lengths_of(seen.tokens, first), "tokens")]
     if measured is not None:
-        candidates.append((measured.tokens, "tokens (of the sample)"))
+        candidates.append((measured.distinct, "tokens (of the sample)"))
     candidates.append((lengths_of(seen.sizes, first), "characters"))
     for lengths, unit in candidates:
         if lengths.rows and (found := lengths.pile(least=32, share=0.03, rows=10)):
@@ -275,6 +275,20 @@ _NOTES = {
         "take input_ids, not labels.",
         0.001,
         0.0,
+    ),
+    "cut": (
+        "cut or split by `tokenmill export` (--max-length, --cap), as their flags say: not counted as cut-off answers",
+        "",
+        "",
+        2.0,
+        1.0,
+    ),
+    "media": (
+        "an image, audio, video or file in the conversation",
+        "Only text can be sent: `tokenmill run` rejects these rows as not_text, unless drop_media = true.",
+        "",
+        2.0,
+        1.0,
     ),
     "void": ("marks of tokenmill that take a record back", "", "read segments by `tokenmill export`.", 2.0, 1.0),
     "reject": ("rejects of tokenmill, which have no answer", "", "`tokenmill rejects` says why.", 2.0, 1.0),

@@ -12,11 +12,13 @@ from producer.datasets.reasons import REASONS
 def findings(seen: Gathered, measured: Measured | None) -> Iterator[Finding]:
     """All of these."""
     yield from _broken(seen)
+    yield from _batch(seen)
     yield from _duplicates(seen)
     of = max(1, seen.rows)
-    yield from each(seen.damages, _DAMAGES, of)
+    yield from each(seen.damages, _DAMAGES | {"replacement": _OWN_REPLACEMENT} if seen.ours else _DAMAGES, of)
     yield from each(seen.damages, {f"prompt:{name}": _in_prompt(*one) for name, one in _DAMAGES.items()}, of)
     yield from _roles(seen)
+    yield from _prompts(seen)
     if measured is not None:
         yield from _decoded(measured)
 
@@ -29,17 +31,37 @@ def _broken(seen: Gathered) -> Iterator[Finding]:
             "wrong",
             "cut_off",
             f"After {seen.rows:,} rows it could not be read on: {seen.fault}.",
-            "The copy was not finished, or the disk was full.",
-            "put a whole copy in its place.",
+            "The copy was not finished, or the disk was full." if seen.is_damaged else "",
+            "put a whole copy in its place." if seen.is_damaged else "see what is wrong with the disk, or the file.",
         )
     for reason, count in seen.broken.rows.most_common():
         yield Finding(
             level_of(count, seen.rows, wrong=0.01),
             reason,
             f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}) cannot be read: {REASONS[reason]}.",
-            "A writer died within a line, or several wrote to one file at once." if reason == "not_json" else "",
+            _NOT_JSON[count > seen.rows / 2] if reason == "not_json" else "",
             "look at these rows, and write them anew or leave them out.",
             seen.broken.told(reason),
+        )
+
+
+def _batch(seen: Gathered) -> Iterator[Finding]:
+    requests, answers = seen.unpaired.requests, seen.unpaired.answers
+    if requests:
+        yield Finding(
+            "warning",
+            "unanswered",
+            f"{requests:,} requests of the batch's input have no line in its output.",
+            "The batch expired or was cancelled, or the output is not of this input.",
+            "ask for them again.",
+        )
+    if answers:
+        yield Finding(
+            "warning",
+            "no_request",
+            f"{answers:,} of {seen.rows:,} rows ({share(answers, seen.rows)}) answer no request of the batch's input.",
+            "The output is not of this input, or requests were taken out of it.",
+            "put the input beside it that was sent.",
         )
 
 
@@ -88,6 +110,10 @@ _TEMPLATE = (
     "The text was decoded with skip_special_tokens=False and not cut at the end token, or the prompt was pasted "
 )
 # As in of_answers.
+_NOT_JSON = (
+    "Most likely a writer died within a line, or several wrote to one file at once.",
+    "Most likely it is no file of rows: a text, or a kind of file that is not known.",
+)
 _DAMAGES = {
     "control_tokens": (
         "control tokens such as <|im_end|> as text in the answer",
@@ -148,6 +174,17 @@ _DAMAGES = {
 }
 
 
+_RANDOM = "random ids, as `tokenmill demo` and `tokenmill simulate` have them, are full of it"
+# What is of ids was never a stream of text.
+_OWN_REPLACEMENT = (
+    "U+FFFD in the answer",
+    f"The ids that the model wrote are no whole characters there: {_RANDOM}, and an answer that was cut may end so.",
+    "if the server was not simulated, see that the tokenizer is that of the model; leave these rows out.",
+    0.02,
+    0.001,
+)
+
+
 def _in_prompt(says: str, cause: str, fix: str, wrong: float, warning: float) -> tuple[str, str, str, float, float]:
     """The same in earlier turns, which someone else wrote: it is told, and no alarm unless there is much of it."""
     del wrong
@@ -163,12 +200,19 @@ _ROLES = {
     "late_system": "a system turn in the middle",
     "tool_without_call": "a tool's result with no call before it",
     "empty_turn": "a turn with nothing in it",
-    "no_answer": "no answer at the end",
+    "no_answer": "no answer, though others of their layout in the file have one",
 }
-_PROMPTS = "No row ends with an answer: these are prompts, or conversations that end with a user or a tool."
 _BAD_ORDER = (
-    "Turns were lost, or a tree of messages was flattened; most templates render it without a word, and wrongly."
+    "It was written so, turns were lost, or a tree of messages was flattened. Most templates render it without a word, "
+    "and not as the model knows it."
 )
+_CAUSES = {
+    "starts_with_assistant": "A greeting, or the turn before it was lost. Some templates refuse it.",
+    "no_user": "The question is a system turn, or was lost. Some templates refuse it.",
+    "tool_without_call": "The call was lost, or stands in the text of a turn.",
+    "empty_turn": "A text was lost, or was never there.",
+    "no_answer": "They are prompts among answers, or their last turn was lost.",
+}
 
 
 def _roles(seen: Gathered) -> Iterator[Finding]:
@@ -176,16 +220,25 @@ def _roles(seen: Gathered) -> Iterator[Finding]:
         count = seen.roles[name]
         if not count:
             continue
-        prompts_only = name == "no_answer" and not seen.answers
-        level = "note" if prompts_only else level_of(count, seen.rows, wrong=0.3, warning=0.01)
+        level = level_of(count, seen.rows, wrong=0.3, warning=0.01)
         text = f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}): {says}."
-        if prompts_only:
-            yield Finding("note", "prompts", _PROMPTS)
-            continue
-        examples = seen.roles.told(name)
-        yield Finding(level, name, text, _BAD_ORDER, "leave these rows out, or repair the order.", examples)
-    if seen.rows and not seen.answers and not seen.roles["no_answer"] and sum(seen.layouts.values()):
-        yield Finding("note", "prompts", _PROMPTS)
+        cause, examples = _CAUSES.get(name, _BAD_ORDER), seen.roles.told(name)
+        yield Finding(level, name, text, cause, "look at these rows; leave them out, or repair them.", examples)
+
+
+def _prompts(seen: Gathered) -> Iterator[Finding]:
+    count = seen.prompt_rows.total()
+    if not count:
+        return
+    if count == seen.layouts.total():
+        says = "No row ends with an answer: these are prompts, or conversations that end with a user or a tool."
+    else:
+        by = ", ".join(f"{layout} {rows:,}" for layout, rows in seen.prompt_rows.most_common())
+        says = (
+            f"{count:,} of {seen.rows:,} rows ({share(count, seen.rows)}) are prompts: they have no answer, nor has "
+            f"any row of their layout in their file ({by})."
+        )
+    yield Finding("note", "prompts", says)
 
 
 def _decoded(measured: Measured) -> Iterator[Finding]:
@@ -242,8 +295,8 @@ _IDS = {
     ),
     "replacement": (
         "ids that decode to U+FFFD",
-        "Characters were cut in two, or the model wrote that character.",
-        "look at these rows.",
+        f"The model wrote no whole character, which is rare, or the tokenizer is another model's; {_RANDOM}.",
+        "if the server was not simulated, see that the tokenizer is that of the model, and look at these rows.",
         0.2,
         0.02,
     ),

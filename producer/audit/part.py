@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,25 +18,33 @@ from producer.audit.counts import Counts
 from producer.audit.rows import NotData, Said, Seen, has_only_text, see, text_of, whole_of
 from producer.audit.sample import Candidates
 from producer.audit.texts import damages_of, damages_of_answer, may_be_damaged, thoughts_in
-from producer.datasets.layouts.turns import Turn
+from producer.datasets.layouts.turns import Turn, is_media
 from producer.datasets.reasons import BadRow
+
+if TYPE_CHECKING:
+    from common.errors import DataError
 
 # Answers below so many characters are equal by their nature: yes, no, a number.
 _LEAST_COMPARED = 64
 _MOST = 2**32 - 1
+_MOST_KEPT = 64  # turns of a conversation whose order is remembered: of longer ones no two are alike
+_MOST_CHARACTERS = 40  # of a finish_reason
 _TIMED_OUT = re.compile(r"time[d\s-]*out|deadline", re.IGNORECASE)
 
 
 class Part:
     """What was seen of some rows of one source, one after the other. Lengths are lists, one of each row that has it."""
 
-    def __init__(self, candidates: Candidates) -> None:
+    def __init__(self, candidates: Candidates, file: int = 0) -> None:
+        self.file = file
+        self.error: OSError | DataError | None = None  # why there are no more rows, if they could not be read
         self.rows = self.bytes = 0
         self.layouts: Counter[str] = Counter()
         self.broken, self.notes, self.damages, self.roles = Counts(), Counts(), Counts(), Counts()
+        self.silent = Counts()  # rows that end with no answer, by layout
         self.finish_reasons: Counter[str] = Counter()
         # Of rows that have an answer.
-        self.answers = self.reasoned = self.empty_fields = self.in_content = 0
+        self.answers = self.reasoned = self.empty_fields = self.in_content = self.ids_claimed = 0
         self.characters: list[int] = []
         self.reasoning_characters: list[int] = []
         self.claimed: list[int] = []
@@ -70,11 +78,12 @@ class Part:
 
 
 class _Asked(msgspec.Struct):
-    """The texts of the turns of a row; those of them that have none; and whether some have their content in parts."""
+    """The texts of the turns of a row; those of them that have none; and whether some are in parts, or are no texts."""
 
     texts: list[str]
     blank: list[Turn]
     in_parts: bool = False
+    media: bool = False
 
 
 def _asked(seen: Seen) -> _Asked:
@@ -82,7 +91,9 @@ def _asked(seen: Seen) -> _Asked:
     for turn in seen.turns:
         text = turn.raw.get("content")
         if type(text) is not str:
-            asked.in_parts = asked.in_parts or isinstance(text, list)
+            if isinstance(text, list):
+                asked.in_parts = True
+                asked.media = asked.media or any(isinstance(one, dict) and is_media(one) for one in text)
             text = text_of(turn.raw)
         asked.texts.append(text)
         if not text or text.isspace():
@@ -93,11 +104,9 @@ def _asked(seen: Seen) -> _Asked:
 def _take(part: Part, seen: Seen, index: int) -> None:
     asked = _asked(seen)
     part.layouts[seen.layout] += 1
-    if seen.finish_reason:
-        part.finish_reasons[seen.finish_reason] += 1
-    _take_notes(part, seen, index)
+    _take_notes(part, seen, index, media=asked.media or seen.media)
     if seen.roles and not seen.unanswered:
-        for fault in _order_faults(tuple(seen.roles)):
+        for fault in (_order_faults if len(seen.roles) <= _MOST_KEPT else _look_for_faults)(tuple(seen.roles)):
             part.roles.add(fault, index)
         if asked.blank and any(map(has_only_text, asked.blank)):
             part.roles.add("empty_turn", index)
@@ -109,14 +118,19 @@ def _take(part: Part, seen: Seen, index: int) -> None:
         _take_ids(part, seen, index)
     elif seen.said and not seen.error:
         _take_answer(part, seen, size, index)
+    elif not (seen.error or seen.mask):
+        part.silent.add(seen.layout, index)
     if _may_be_damaged(seen, asked.texts):
         _take_damages(part, seen, asked.texts, index)
     if part.candidates.wanted and not seen.error:
         part.candidates.offer(seen, index)
 
 
-def _take_notes(part: Part, seen: Seen, index: int) -> None:
+def _take_notes(part: Part, seen: Seen, index: int, *, media: bool) -> None:
     """What the row itself says, beside its answer."""
+    if seen.finish_reason:
+        reason = "cut" if seen.cut and seen.finish_reason == "length" else seen.finish_reason[:_MOST_CHARACTERS]
+        part.finish_reasons[reason] += 1
     if seen.number is not None:
         part.numbers.append(seen.number)
     if seen.seconds is not None:
@@ -126,8 +140,12 @@ def _take_notes(part: Part, seen: Seen, index: int) -> None:
         part.notes.add("timed_out" if timed_out else "failed", index, seen.error[:160])
     if seen.unread is not None:
         part.notes.add("prompt_unread", index, seen.unread.detail)
-    if seen.mask:
+    if seen.mask and not (seen.cut and seen.mask == "mask_learns_prompt"):
         part.notes.add(seen.mask, index)
+    if seen.cut:
+        part.notes.add("cut", index)
+    if media:
+        part.notes.add("media", index)
 
 
 def _take_ids(part: Part, seen: Seen, index: int) -> None:
@@ -137,9 +155,10 @@ def _take_ids(part: Part, seen: Seen, index: int) -> None:
     claimed, claimed_prompt = seen.claims.get("completion_tokens"), seen.claims.get("prompt_tokens")
     if claimed is not None:
         part.claimed.append(claimed)
-        if seen.finish_reason == "length":
+        part.ids_claimed += 1
+        if seen.finish_reason == "length" and not seen.cut:
             part.cut_claimed.append(claimed)
-        if claimed != len(seen.output_ids):
+        if claimed != len(seen.output_ids) and not seen.cut:
             part.notes.add("ids_not_as_counted", index, f"{claimed:,} claimed, {len(seen.output_ids):,} ids")
     if claimed_prompt is not None and seen.input_ids is not None and claimed_prompt != len(seen.input_ids):
         detail = f"{claimed_prompt:,} claimed, {len(seen.input_ids):,} ids"
@@ -180,29 +199,41 @@ def _take_answer(part: Part, seen: Seen, size: int, index: int) -> None:
 
 def _take_digests(part: Part, seen: Seen, asked: _Asked, size: int, index: int) -> None:
     """By hash(), which takes a tenth of the time of a BLAKE2: all parts of an audit are made with one hash seed."""
-    prompt = reply = 0
-    try:
-        if seen.input_ids is not None:
-            prompt = (hash(array("I", seen.input_ids).tobytes()) or 1) if seen.input_ids else 0
-        if seen.output_ids is not None and len(seen.output_ids) > _LEAST_COMPARED // 4:
-            reply = hash(array("I", seen.output_ids).tobytes()) or 1
-    except OverflowError:
-        part.notes.add("not_ids", index)
-    if seen.input_ids is None and asked.texts:
-        texts = [whole_of(turn.raw) for turn in seen.turns] if asked.in_parts else asked.texts
+    prompt = reply = tokens = 0
+    if seen.input_ids is not None or seen.output_ids is not None:
+        prompt, reply = _digests_of_ids(part, seen, index)
+    if seen.input_ids is None and (texts := asked.texts):
+        if asked.in_parts:
+            texts = [whole_of(turn.raw) for turn in seen.turns]
         if len(texts) == 1:
             prompt = (hash(texts[0]) or 1) if texts[0] else 0
         else:
             prompt = hash((*[turn.role for turn in seen.turns], *texts)) or 1
-    if seen.output_ids is None and seen.said and not seen.said[0].calls:
+    if seen.output_ids is not None:
+        tokens = len(seen.output_ids)
+    elif seen.said:
         said = seen.said[0]
-        if len(said.content) + len(said.reasoning) + 1 > _LEAST_COMPARED:
+        if not said.calls and len(said.content) + len(said.reasoning) + 1 > _LEAST_COMPARED:
             reply = hash((said.reasoning, said.content)) or 1
+        if seen.claims:
+            tokens = seen.claims.get("completion_tokens", 0)
     part.prompts.append(prompt)
     part.replies.append(reply)
-    tokens = len(seen.output_ids) if seen.output_ids is not None else seen.claims.get("completion_tokens", 0)
-    part.tokens.append(min(_MOST, tokens))
+    part.tokens.append(0 if seen.cut else tokens)
     part.sizes.append(min(_MOST, size))
+
+
+def _digests_of_ids(part: Part, seen: Seen, index: int) -> tuple[int, int]:
+    """Of the prompt, and of the reply; 0 for what is none, or is too short."""
+    prompt = reply = 0
+    try:
+        if seen.input_ids:
+            prompt = hash(array("I", seen.input_ids).tobytes()) or 1
+        if seen.output_ids is not None and len(seen.output_ids) > _LEAST_COMPARED // 4:
+            reply = hash(array("I", seen.output_ids).tobytes()) or 1
+    except OverflowError:
+        part.notes.add("not_ids", index)
+    return prompt, reply
 
 
 def _may_be_damaged(seen: Seen, texts: Sequence[str]) -> bool:
@@ -239,8 +270,7 @@ def _take_damages(part: Part, seen: Seen, texts: Sequence[str], index: int) -> N
         part.damages.add(f"prompt:{one}", index)
 
 
-@functools.lru_cache(maxsize=4096)
-def _order_faults(roles: tuple[str, ...]) -> tuple[str, ...]:
+def _look_for_faults(roles: tuple[str, ...]) -> tuple[str, ...]:
     pairs = set(itertools.pairwise(roles))
     turns = [role for role in roles if role != "system"]
     system = roles.index(turns[0]) if turns else len(roles)  # how many stand at the head
@@ -251,9 +281,11 @@ def _order_faults(roles: tuple[str, ...]) -> tuple[str, ...]:
         "assistant_twice": ("assistant", "assistant") in pairs,
         "late_system": "system" in roles[system:],
         "tool_without_call": not pairs.isdisjoint({("user", "tool"), ("system", "tool")}),
-        "no_answer": roles[-1] != "assistant",
     }
     return tuple(name for name, there in faults.items() if there)
+
+
+_order_faults = functools.lru_cache(maxsize=4096)(_look_for_faults)
 
 
 def _bytes_of(text: str) -> int:

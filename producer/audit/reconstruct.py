@@ -49,6 +49,7 @@ REASONS = {
     "reads_otherwise": "the ids are read as another answer than that of the row",
     "prompt_tokens_differ": "the prompt has another number of tokens than the row says: another template or kwargs",
     "tokens_differ": "the answer has another number of tokens than the row says",
+    "end_count_differs": "its tokens fit if the end token is counted otherwise than in most rows of the source, only",
 }
 _STOPPED = frozenset(
     {"stop", "tool_calls", "eos", "eos_token", "end_turn", "stop_sequence", "function_call", "tool_use"}
@@ -69,7 +70,8 @@ class Made(msgspec.Struct, frozen=True):
     """A row, and how sure it is.
 
     `tokens`: "equal" to what the row claims, "end_not_counted" if but for the end token, "uncounted" if nothing is
-    claimed. `whitespace` around the think block: the "template" writes it, it is "guessed", or "none" is there.
+    claimed. Of a row alone it is not known whether it is one token off; its source shows that (reconstructed.py).
+    `whitespace` around the think block: the "template" writes it, it is "guessed", or "none" is there.
     `ended`: "stated" by a finish_reason, or "assumed" where there is none.
     """
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import msgspec
 
-from producer.audit.answer_objects import Found, claims_of, objects_in
+from producer.audit.answer_objects import Found, asked_in, claims_of, objects_in
 from producer.audit.shape import REASONING, Shape, shape_of
 from producer.datasets.decoding import decoded
 from producer.datasets.layouts.catalog import MESSAGE_LIST, Asked, Layout, find, read_list
-from producer.datasets.layouts.turns import Turn
+from producer.datasets.layouts.turns import Media, Turn
 from producer.datasets.reasons import BadRow
 
 _QUESTIONS = frozenset({"turns", "bfcl", "ultrachat"})  # layouts without an answer beside the turns
 _NOTHING = Asked([])
 _UNTRAINED = -100
+_CUT = frozenset({"cut", "split"})  # as producer/export/rows.py has them, which loads NumPy
 _REASONING = frozenset(REASONING)
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "tool_response", "refusal"})
 
@@ -59,6 +60,8 @@ class Seen(msgspec.Struct):
     output_ids: Sequence[int] | None = None
     mask: str = ""
     unanswered: bool = False  # the turns are questions
+    media: bool = False  # in columns beside the turns
+    cut: bool = False  # by an export of ours, which says so
     error: str = ""
     unread: BadRow | None = None  # why the prompt beside the answer cannot be read
     number: int | None = None
@@ -83,15 +86,20 @@ def see(value: Any) -> Seen:
     shape = shape_of(row)
     if shape.not_data:
         raise NotData(shape.not_data)
+    if shape.is_request and isinstance(row["body"], dict):
+        row = asked_in(row)
+        shape = shape_of(row)
     found = objects_in(row) if shape.may_be_object else None
     if found is not None:
         seen = _answered(found, row)
     elif shape.has_ids and row["input_ids"] is not None:
-        seen = _of_ids(row)
+        seen = _of_ids(row, cut=shape.has_flags and _is_cut(row["flags"]))
     else:
         seen = _of_text(row, shape)
     if shape.is_noted:
         _note(seen, row, shape)
+    if shape.may_have_media:
+        seen.media = _has_media(seen, row)
     return seen
 
 
@@ -115,6 +123,15 @@ def has_only_text(turn: Turn) -> bool:
         and not (_calls(raw) or _reasoning(raw)[0])
         and not (isinstance(raw.get("content"), list) and raw["content"])
     )
+
+
+def _has_media(seen: Seen, row: Mapping[str, Any]) -> bool:
+    """Whether columns hold an image, audio or video that belongs to a turn."""
+    media = Media(row, drop=True)
+    for turn in seen.turns if media.marked else ():
+        media.unmarked(turn, text_of(turn.raw))
+    media.rest()
+    return media.dropped
 
 
 def _joined(content: Any) -> str:
@@ -174,12 +191,17 @@ def _answered(found: Found, row: Mapping[str, Any]) -> Seen:
     return seen
 
 
-def _of_ids(row: Mapping[str, Any]) -> Seen:
+def _is_cut(flags: Any) -> bool:
+    """Whether `tokenmill export` has cut the row, or split it."""
+    return isinstance(flags, str) and not _CUT.isdisjoint(flags.split(","))
+
+
+def _of_ids(row: Mapping[str, Any], *, cut: bool) -> Seen:
     """Rows of ids: one of our records, or ids with a loss mask, or with labels."""
     ids = _whole_numbers(row["input_ids"])
     if not ids:
         raise BadRow("bad_input_ids")
-    seen = Seen("ids", input_ids=ids, claims=claims_of(row))
+    seen = Seen("ids", input_ids=ids, claims=claims_of(row), cut=cut)
     if row.get("output_ids") is not None:
         seen.layout, seen.output_ids = "record", _whole_numbers(row["output_ids"])
         if seen.output_ids is None:

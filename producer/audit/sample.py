@@ -29,6 +29,7 @@ class Taken(msgspec.Struct):
     finish_reason: str | None
     reasoned: bool
     ids: list[int] | None = None
+    cut: bool = False
     prompt_end: tuple[int, ...] = ()  # the last ids of the prompt, among which a think block is opened
 
 
@@ -83,6 +84,7 @@ def _taken(seen: Seen, index: int) -> Taken:
         seen.finish_reason,
         any(one.reasoning for one in seen.said),
         ids,
+        seen.cut,
         tuple((seen.input_ids or ())[-_PROMPT_END:]),
     )
 

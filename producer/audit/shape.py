@@ -10,6 +10,7 @@ import msgspec
 
 from producer.audit.answer_objects import CLAIMING
 from producer.datasets.layouts.catalog import LAYOUTS, Layout
+from producer.datasets.layouts.turns import MEDIA_COLUMNS
 
 # Where a flat row keeps its answer, and the reasoning beside it; the first that is there counts.
 ANSWERS = (
@@ -46,6 +47,9 @@ class Shape(msgspec.Struct, frozen=True):
     may_claim: bool
     may_end: bool
     is_noted: bool  # it has an error, a number, seconds or a finish reason
+    is_request: bool  # a line of the input of the batch API
+    may_have_media: bool  # in columns of its own
+    has_flags: bool
     answers: tuple[str, ...]
     reasoning: tuple[str, ...]
     number: str
@@ -79,6 +83,9 @@ def _made(columns: tuple[str, ...]) -> Shape:
         may_claim=not names.isdisjoint(CLAIMING),
         may_end=not names.isdisjoint(_ENDS),
         is_noted=not names.isdisjoint({"error", *_ENDS, *_NUMBERS, *_SECONDS}),
+        is_request=names >= {"custom_id", "body"} and names.isdisjoint({"response", "messages"}),
+        may_have_media=not names.isdisjoint(MEDIA_COLUMNS),
+        has_flags="flags" in names,
         answers=tuple(name for name in ANSWERS if name in names),
         reasoning=tuple(name for name in REASONING if name in names),
         number=next((name for name in _NUMBERS if name in names), ""),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
-from producer.audit.audit import PERCENTILES, Audited, token_check
+from producer.audit.audit import PERCENTILES, Audited, id_check, token_check
 from producer.audit.finding import share
 
 _WIDTH = 100
@@ -53,7 +53,10 @@ def facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     table.append(("finish reasons", ", ".join(f"{name} {n:,}" for name, n in ended.items()) or "none stated"))
     claimed = facts["claimed_completion_tokens"]
     table.append(("completion tokens claimed", "none" if claimed is None else f"{claimed:,}"))
-    table.append(("tokens in the text", token_check(facts)))
+    if told := id_check(facts):
+        table.append(("ids", told))
+    if not told or answers > facts["rows_of_ids"]:
+        table.append(("tokens in the text", token_check(facts) if answers else "there is no answer"))
     return table
 
 

@@ -5,8 +5,8 @@ the file, and each row is in one stretch.
 """
 
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -21,11 +21,12 @@ _PIECE_BYTES = 256 * 1024
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """The rows that begin at byte `start` or behind it, and before byte `end`."""
+    """The rows that begin at byte `start` or behind it, and before byte `end`, of this file of a source."""
 
     path: str
     start: int
     end: int
+    file: int = 0
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -38,23 +39,29 @@ class Wanted(msgspec.Struct, frozen=True):
     seed: int
 
 
-def stretches(path: str, size: int) -> Iterator[Stretch]:
-    """Those of a file of `size` bytes."""
+def stretches(path: str, size: int, file: int = 0) -> Iterator[Stretch]:
+    """Those of a file of `size` bytes, which is number `file` of its source."""
     for start in range(0, size, STRETCH_BYTES):
-        yield Stretch(path, start, min(start + STRETCH_BYTES, size))
+        yield Stretch(path, start, min(start + STRETCH_BYTES, size), file)
 
 
 def part_of(wanted: Wanted) -> Part:
-    """What is seen in a stretch. Raises OSError."""
-    part = Part(Candidates(wanted.sample_rows, wanted.below, wanted.seed))
-    for value, size in _rows(wanted.stretch, wanted.max_row_bytes):
-        part.take(value, size)
+    """What is seen in a stretch, up to an error if there is one. Raises OSError where nothing was seen."""
+    part = Part(Candidates(wanted.sample_rows, wanted.below, wanted.seed), wanted.stretch.file)
+    try:
+        for value, size in _rows(wanted.stretch, wanted.max_row_bytes):
+            part.take(value, size)
+    except OSError as error:
+        if not part.rows:
+            raise
+        part.error = error
     return part
 
 
 def _rows(stretch: Stretch, limit: int) -> Iterator[tuple[object, int]]:
     """Each row and its bytes, as producer/datasets/jsonl.py has them."""
-    with Path(stretch.path).open("rb") as file:
+    # Without a buffer, which would lose what it has read where the next byte cannot be read.
+    with Path(stretch.path).open("rb", buffering=0) as file:
         begin = _first(file, stretch)
         for line, end in lines(_pieces(file, begin), begin, limit) if begin < stretch.end else ():
             if line is None:
@@ -66,7 +73,7 @@ def _rows(stretch: Stretch, limit: int) -> Iterator[tuple[object, int]]:
             begin = end
 
 
-def _first(file: BinaryIO, stretch: Stretch) -> int:
+def _first(file: FileIO, stretch: Stretch) -> int:
     """Where the first line begins that begins in the stretch; its end if none does."""
     if not stretch.start:
         return 0
@@ -79,7 +86,7 @@ def _first(file: BinaryIO, stretch: Stretch) -> int:
     return stretch.end
 
 
-def _pieces(file: BinaryIO, start: int) -> Iterator[bytes]:
+def _pieces(file: FileIO, start: int) -> Iterator[bytes]:
     file.seek(start)
     while piece := file.read(_PIECE_BYTES):
         yield piece

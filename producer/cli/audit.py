@@ -1,16 +1,17 @@
 """`audit` and `reconstruct`: data made by anyone."""
 
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from common.options import HELP, Decorator, config_option, json_option
+from common.options import HELP, Decorator, config_option, config_path, json_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from common.chat_template import Tokenizer
+    from producer.audit.audit import Audited
 
 tokenizer_option: Decorator = click.option(
     "--tokenizer",
@@ -57,10 +58,17 @@ def audit(
 ) -> int:
     """Look through data made by anyone, and say what is wrong with it, why, and what to do.
 
-    FILE is a file, a folder, a pattern, a URL, or - for standard input (which is copied to a temporary file first):
+    FILE is a file, a folder, a pattern, a URL, a pipe, or - for standard input (both are copied to a temporary file):
     JSON lines, a JSON array, CSV, Parquet or Arrow, plain or .gz or .zst. Rows may be answer objects of OpenAI's API
-    (also batch output), of SGLang's /generate, flat rows with content, reasoning and usage, conversations (ShareGPT,
-    messages), ids with a loss mask (SpecForge, speculators, `tokenmill export`), and tokenmill's own segments.
+    (also batch output, with its input beside it), of SGLang's /generate, flat rows with content, reasoning and usage,
+    conversations (ShareGPT, messages), ids with a loss mask (SpecForge, speculators, `tokenmill export`), and
+    tokenmill's own segments. Of the folder of a run its datasets are taken, of an export's the files of its manifest.
+
+    \b
+    tokenmill audit answers.jsonl --tokenizer /models/kimi-k2.5
+    tokenmill audit 'shards/*.jsonl.zst' other.parquet -o report.html
+    tokenmill audit out              a report for each dataset of a run
+    curl ... | tokenmill audit - --json
 
     It finds reasoning that is missing, tokens that usage claims and the text has not, answers that were cut (also
     where no finish_reason says so), rows that were dropped, duplicates, control tokens and think marks in the wrong
@@ -69,24 +77,15 @@ def audit(
     Files may be larger than memory: a row takes 24 bytes, and some 20 more at the end. Large files of JSON lines are
     read by as many processes as there are cores. Leaves with code 3 if something is wrong; warnings and notes leave
     with 0.
-    """
+    """  # noqa: D301
     import msgspec
 
-    from producer.audit.audit import audit as look
     from producer.audit.show import lines, page
-    from producer.audit.sources import STANDARD_INPUT, sources_of, spooled
 
     tokenizer = tokenizer_of(folder, config, trust_remote_code=trust_remote_code)
-    audits = []
-    with ExitStack() as stack:
-        for named in sources:
-            if named == STANDARD_INPUT:
-                path = stack.enter_context(spooled(sys.stdin.buffer))
-                audits.append(msgspec.structs.replace(look(path, tokenizer, sample_rows=sample_rows), source="-"))
-            else:
-                audits += [look(one, tokenizer, sample_rows=sample_rows) for one in sources_of(named)]
+    audits = [one for named in sources for one in _audits(named, tokenizer, sample_rows)]
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode({"sources": audits}) + b"\n")
+        click.echo(msgspec.json.encode({"sources": audits}))
     else:
         click.echo("\n\n".join("\n".join(lines(one)) for one in audits))
     if output is not None:
@@ -95,6 +94,20 @@ def audit(
         replace_file(output.absolute(), [page(audits).encode("utf-8", "replace")])
         click.echo(str(output), err=True)
     return 3 if any(one.wrong for one in audits) else 0
+
+
+def _audits(named: str, tokenizer: "Tokenizer | None", sample_rows: int) -> "Iterator[Audited]":
+    import msgspec
+
+    from producer.audit.audit import audit as look
+    from producer.audit.sources import is_stream, sources_of, spooled
+
+    if is_stream(named):
+        with spooled(named) as path:
+            yield msgspec.structs.replace(look(path, tokenizer, sample_rows=sample_rows), source=named)
+    else:
+        for source in sources_of(named):
+            yield look(source, tokenizer, sample_rows=sample_rows)
 
 
 def tokenizer_of(
@@ -110,7 +123,6 @@ def tokenizer_of(
     Where it is not `required`, and nobody has named it, a tokenizer that does not load is told of and left out.
     """
     from common.errors import ConfigError, TokenizerUnavailable, UsageError
-    from common.settings import config_path
 
     if folder is None and config is None and not config_path(None).exists():
         if required:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from producer.audit.audit import audit
 from tests.acceptance.commands import TOKENMILL, environment, tokenmill
-from tests.conftest import REPO, SHARED
+from tests.conftest import PATIENCE_SECONDS, REPO, SHARED
 from tests.unit.audit_steps import alarms, clean, flat, message, tokenizer, write
 
 PROMPTS = SHARED / "data" / "prompts"
@@ -138,6 +140,17 @@ def test_standard_input_folders_and_other_containers(tmp_path: Path) -> None:
     assert [(one["source"], one["facts"]["rows"]) for one in found] == [("export/ids", 40), ("export/parquet", 40)]
 
 
+def test_a_pipe_is_read_as_standard_input_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = "".join(json.dumps(row) + "\n" for row in flat(clean(40))).encode()
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,), daemon=True)  # waits for who reads
+    writer.start()
+    done = tokenmill("audit", "pipe", "--json", folder=tmp_path)
+    writer.join(PATIENCE_SECONDS)
+    assert [(one["source"], one["facts"]["rows"]) for one in json.loads(done.stdout)["sources"]] == [("pipe", 40)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -151,6 +164,8 @@ def test_standard_input_folders_and_other_containers(tmp_path: Path) -> None:
             "no tokenizer; name the model's own folder with --tokenizer DIR",
         ),
         (["reconstruct", "none.jsonl", "-o", "b.jsonl", *TOKENIZER], 4, "none.jsonl: No such file or directory"),
+        (["audit", "/dev/zero"], 3, "/dev/zero is a pipe or a device, and no file"),
+        (["reconstruct", "a.jsonl", "-o", "./a.jsonl", *TOKENIZER], 2, "a.jsonl is one of the files to be read"),
         (["reconstruct", "-", "-o", "b.jsonl", *TOKENIZER], 2, "takes no standard input"),
         (["reconstruct", "a.jsonl", "-o", "b.jsonl", *TOKENIZER, "--chat-template-kwargs", "x"], 2, "no JSON object"),
     ],

@@ -145,7 +145,7 @@ def test_a_configuration_that_is_a_folder(bad: Bad) -> None:
         ('[[datasets]]\nname = "../x"\npath = "a.jsonl"\n', "datasets[0].name: '../x' cannot be a dataset's name"),
         (DATASET + DATASET, "datasets[0] and datasets[1] have one name, 'A'"),
         (DATASET + "cap_tokens = 0\n", "datasets[0].cap_tokens: Input should be greater than 0"),
-        (DATASET + 'cap_tokens = "many"\n', "datasets[0].cap_tokens: Input should be a valid integer"),
+        (DATASET + 'cap_tokens = "many"\n', "datasets[0].cap_tokens: 'many' is no number of tokens"),
         (DATASET + "cap = 1000\n", "unknown key datasets[0].cap; did you mean cap_tokens?"),
     ],
     ids=["slash", "parent folder", "one name twice", "cap 0", "cap no number", "misspelt cap"],

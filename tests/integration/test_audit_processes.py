@@ -20,6 +20,7 @@ from tests.unit.audit_steps import Row, clean, flat, tokenizer, words
 
 ENCODE = msgspec.json.Encoder().encode
 DEADLINE_SECONDS = 60.0
+TALK = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
 
 
 def conversation(rng: random.Random) -> Row:
@@ -99,10 +100,17 @@ def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
 def test_several_files_are_one_source(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"part-{number}.jsonl").write_bytes(b"\n".join(map(ENCODE, clean(50, seed=number % 2))))
+    prompts = [{"messages": row["messages"]} for row in clean(40, seed=2)]
+    (tmp_path / "part-3.jsonl").write_bytes(b"\n".join(map(ENCODE, [*prompts, *clean(10, seed=3)])))
+    (tmp_path / "part-4.jsonl").write_bytes(b"\n".join(map(ENCODE, [*prompts, {"messages": TALK}])))
     found = audit(tmp_path, processes=2)
     assert ENCODE(found) == ENCODE(audit(tmp_path, processes=1))
-    assert found.facts["rows"] == 150
-    assert "50 rows (33 %) have prompt and answer of an earlier row." in [one.says for one in found.findings]
+    assert found.facts["rows"] == 241
+    assert {one.name: one.says[:13] for one in found.findings if one.name in {"prompts", "no_answer"}} == {
+        "prompts": "40 of 241 row",
+        "no_answer": "40 of 241 row",
+    }
+    assert "50 rows (21 %) have prompt and answer of an earlier row." in [one.says for one in found.findings]
 
 
 def _wanted(path: Path, limit: int) -> Iterator[Wanted]:

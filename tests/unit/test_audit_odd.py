@@ -102,3 +102,35 @@ def test_a_file_that_cannot_be_read_at_all(tmp_path: Path) -> None:
 
 def test_what_comes_from_files_is_escaped(tmp_path: Path) -> None:
     assert "<script>" not in page([audit(write(tmp_path / "b.jsonl", [{"<script>": 1}]))])
+
+
+def test_short_answers_that_are_alike_were_not_cut(tmp_path: Path) -> None:
+    """Below 64 characters answers are not compared, so that nobody knows whether two are alike."""
+    rows = [{"question": f"q{n}", "answer": "a" * 40} for n in range(100)]
+    assert alarms(looked(tmp_path, rows)) == {}
+
+
+def test_ids_that_are_alike_were_not_cut(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [*range(500, 505 + n % 7), *[900] * 99], "loss_mask": [0] * (5 + n % 7) + [1] * 99}
+        for n in range(60)
+    ]
+    rows += [{"input_ids": [*range(500, 600 + n)], "loss_mask": [0] * 5 + [1] * (95 + n)} for n in range(30)]
+    assert "one_length" not in alarms(looked(tmp_path, rows, OF))
+
+
+def test_what_stands_in_a_column_may_be_anything(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"q{n}", "answer": "a", "finish_reason": f"{n:02}" * 90, "completion_tokens": 10**30}
+        for n in range(90)
+    ]
+    found = looked(tmp_path, rows)
+    assert len(found.facts["finish_reasons"]) == 51
+    assert found.facts["finish_reasons"]["others"] == 40
+    assert max(map(len, found.facts["finish_reasons"])) == 40
+    assert found.facts["claimed_completion_tokens"] is None
+
+
+def test_a_conversation_of_very_many_turns(tmp_path: Path) -> None:
+    rows = [{"conversations": [{"from": "human", "value": "x"}] * 200 + [{"from": "gpt", "value": "y"}]}]
+    assert "user_twice" in alarms(looked(tmp_path, rows))

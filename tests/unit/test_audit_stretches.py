@@ -1,6 +1,8 @@
 """A file of JSON lines cut into stretches of bytes: each row is in one of them, whole."""
 
+import ctypes
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,19 @@ def test_stretches_have_the_rows_of_the_file(
     expected = [(row.value, row.size) for row in rows(Text(str(path), ""), Cursor(), LIMIT)]
     found = [row for one in cut(path, size) for row in _rows(one, LIMIT)]
     assert found == expected
+
+
+def test_rows_before_an_error_are_counted(tmp_path: Path) -> None:
+    """The memory of this process is a file; where it shows a file that was cut since, it cannot be read."""
+    line, size = b'{"question": "q", "answer": "a"}\n', mmap.PAGESIZE * 200
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n" + line * (size // len(line)) + b" " * (size % len(line)))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory:
+        file.truncate(size // 2)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        part = part_of(Wanted(Stretch("/proc/self/mem", start + 1, start + size), 10_000, 0, 1.0, 0))
+    assert part.rows == (size // 2 - 1) // len(line)
+    assert isinstance(part.error, OSError)
 
 
 def test_a_stretch_within_a_line_has_no_row(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ _MEDIA = re.compile(r"(input_|output_)?(image|audio|video|file|document)(_url|_f
 _MEDIA_KEYS = ("image", "image_url", "audio", "audio_url", "input_audio", "video", "video_url")
 _MEDIA_MARKS = re.compile(r"<(?:image|video|audio)>[ \t]*+\n?")  # where a column of the row goes
 _MEDIA_LISTS = ("images", "videos", "audios")
-_MEDIA_COLUMNS = ("image", "video", "audio")  # may be anything, so they count only where a mark is
-_ANY_MEDIA = frozenset((*_MEDIA_LISTS, *_MEDIA_COLUMNS))
+_MEDIA_MARKED = ("image", "video", "audio")  # may be anything, so they count only where a mark is
+MEDIA_COLUMNS = frozenset((*_MEDIA_LISTS, *_MEDIA_MARKED))
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class Media:
     def __init__(self, row: Mapping[str, Any], *, drop: bool) -> None:
         self._drop = drop
         self._in_lists = self.marked = self.dropped = False
-        if not _ANY_MEDIA.isdisjoint(row):
+        if not MEDIA_COLUMNS.isdisjoint(row):
             self._in_lists = any(isinstance(row.get(name), list) and row[name] for name in _MEDIA_LISTS)
-            self.marked = self._in_lists or any(row.get(name) for name in _MEDIA_COLUMNS)
+            self.marked = self._in_lists or any(row.get(name) for name in _MEDIA_MARKED)
 
     def found(self, where: str) -> None:
         """Raises BadRow unless media are to be dropped."""
@@ -205,9 +205,15 @@ def _part(turn: Turn, part: Any) -> tuple[str, Any]:
         if text is None:
             raise BadRow("bad_messages", f"turn {turn.number} has a content part of type {kind} without a text")
         return ("text" if kind in _TEXT_PARTS else "reasoning"), text
-    if isinstance(kind, str) and _MEDIA.fullmatch(kind[:40]):
-        return "media", None
-    return quoted(kind), None
+    return ("media" if is_media(part) else quoted(kind)), None
+
+
+def is_media(part: Mapping[str, Any]) -> bool:
+    """Whether a part of a content is an image, audio, video or a file."""
+    kind = part.get("type")
+    if kind is None:
+        return any(part.get(key) is not None for key in _MEDIA_KEYS)
+    return isinstance(kind, str) and _MEDIA.fullmatch(kind[:40]) is not None
 
 
 def _assistant(turn: Turn, media: Media) -> Message:
