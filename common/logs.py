@@ -146,13 +146,25 @@ def one_line(record: logging.LogRecord) -> bool:
 
 
 def last_words(text: str) -> str:
-    """What a process that has ended said of why: the last error in its log, else its last line; empty if it is."""
-    lines = text.strip().splitlines()
-    for line in reversed(lines):
-        try:
-            told = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
-            continue
-        if isinstance(told, dict) and told.get("level") in {"error", "critical"}:
+    """What a process that has ended said of why: the last error in its log, else its last line; empty if none says.
+
+    What it told in passing (info) says nothing of that; of a warning its message is the line.
+    """
+    last = ""
+    for line in reversed(text.strip().splitlines()):
+        told = _told(line)
+        level = None if told is None else told.get("level")
+        if told is not None and level in {"error", "critical"}:
             return str(told.get("message"))
-    return lines[-1] if lines else ""
+        if not last and level not in {"info", "debug"}:
+            last = line if told is None or level is None else str(told.get("message"))
+    return last
+
+
+def _told(line: str) -> dict[str, Any] | None:
+    """What a line of such a log says; None where it is none."""
+    try:
+        told = msgspec.json.decode(line)
+    except msgspec.MsgspecError:
+        return None
+    return told if isinstance(told, dict) else None

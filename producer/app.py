@@ -8,6 +8,7 @@ from common.broker import FEED, RESTORE, make_celery
 from common.consumer import TakesWrites, set_up
 from common.ledger import Ledger
 from common.settings import load_settings
+from common.words import counted
 from producer.feed import Feeder
 from producer.restore import restore as restore_books
 
@@ -20,7 +21,7 @@ set_up(app)
 @app.task(name=FEED)
 def feed(dataset: str) -> str:
     """Read, render and tokenize the next rows of a dataset."""
-    return f"{dataset}: {_feeder().feed(dataset)} samples queued"
+    return f"{dataset}: {counted(_feeder().feed(dataset), 'sample')} queued"
 
 
 @app.task(name=RESTORE)

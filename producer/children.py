@@ -100,8 +100,10 @@ class Child:
         """What its log file says of why it ended, as the end of a sentence."""
         if self._log_file is None:
             return ""
-        words = last_words(self._log_file.read_text(encoding="utf-8", errors="replace"))
-        return f"; the end of {self._log_file} says: {words}" if words else f"; {self._log_file} is empty"
+        text = self._log_file.read_text(encoding="utf-8", errors="replace")
+        if words := last_words(text):
+            return f"; the end of {self._log_file} says: {words}"
+        return f"; {self._log_file} {'does not say why' if text.strip() else 'is empty'}"
 
     def terminate(self) -> None:
         """Ask the process to end."""

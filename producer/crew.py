@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UnavailableError, UsageError
-from common.events import make_event, tell
-from common.ledger import SILENT_MS, Ledger, Order
+from common.events import all_events, make_event, tell
+from common.ledger import Ledger, Order
 from common.settings import Settings, nearest
+from common.words import counted
 from producer.detached import Detached, changing, detached, start
+from producer.status import state_of
 
 # How long a new worker has to be heard of: it takes 2 to 3 s on a machine that is not busy.
 _HEARD_SECONDS = 60.0
@@ -22,7 +24,7 @@ def workers_of(settings: Settings, ledger: Ledger) -> list[dict[str, Any]]:
     """Every worker that was heard of or has a pid file, by name, as `workers list --json` shows it.
 
     `state` is starting (not heard of yet), waiting (nothing was enqueued yet), working, draining, stopping, silent (not
-    heard of for 10 s), dead (its process is gone, its pid file is there), or unknown (not heard of, and its pid file is
+    heard of for 10 s), dead (its process is gone), or unknown (not heard of, and its pid file is
     of another machine). `log` is given of those that `workers add` has started.
     """
     now_ms = ledger.now_ms()
@@ -34,16 +36,17 @@ def workers_of(settings: Settings, ledger: Ledger) -> list[dict[str, Any]]:
         one = found.setdefault(worker.label, _unheard(worker))
         one["log"] = str(worker.log_file)
         if worker.is_here and not worker.lives:
-            one["state"] = "dead"
+            one |= {"state": "dead", "in_flight": 0}
     return sorted(found.values(), key=lambda one: (one["since"] or 0, one["name"]))
 
 
 def _heard_of(name: str, facts: dict[str, Any], silent_seconds: float) -> dict[str, Any]:
-    silent = silent_seconds > SILENT_MS / 1000
+    state = state_of(facts, silent_seconds)
     return {
         "name": name,
-        "state": "silent" if silent else facts.get("state", "working"),
+        "state": state,
         **{key: facts.get(key) for key in ("host", "pid", "limit", "concurrency", "in_flight", "since")},
+        **({"in_flight": 0} if state == "dead" else {}),
         "seen_seconds_ago": round(max(0.0, silent_seconds), 1),
         "log": None,
     }
@@ -140,9 +143,7 @@ def _end(settings: Settings, ledger: Ledger, worker: dict[str, Any], order: Orde
     name, state = worker["name"], worker["state"]
     own = next((one for one in detached(settings.output) if one.label == name), None)
     if state == "dead":
-        assert own is not None
-        own.forget()
-        return f"{name}: its process had ended already ({own.last_words() or 'empty log'}); its pid file is removed"
+        return _bury(settings, ledger, worker, own)
     if state in {"starting", "silent"} and own is not None and own.is_here:
         own.terminate()  # it does not look for orders
     elif state == "unknown":
@@ -150,7 +151,8 @@ def _end(settings: Settings, ledger: Ledger, worker: dict[str, Any], order: Orde
     ledger.order(name, order)
     in_flight = worker["in_flight"] or 0
     if order == "drain":
-        sentence, what = f"ends when its {in_flight} answers in flight have ended", "worker_draining"
+        what = "worker_draining"
+        sentence = f"ends when what it has in flight has ended ({counted(in_flight, 'answer')})"
     else:
         seconds = settings.worker.drain_seconds
         sentence, what = f"ends within {seconds:.0f} s; what is in flight then goes to others", "worker_stopping"
@@ -158,6 +160,28 @@ def _end(settings: Settings, ledger: Ledger, worker: dict[str, Any], order: Orde
         sentence += f"; it was last heard of {worker['seen_seconds_ago']:.0f} s ago"
     tell(settings.output, ledger, make_event(what, f"{name} {sentence}"))
     return f"{name}: {sentence}"
+
+
+def _bury(settings: Settings, ledger: Ledger, worker: dict[str, Any], own: Detached | None) -> str:
+    """Forget a worker whose process is gone; answers what becomes of its samples."""
+    name, words = worker["name"], ""
+    if own is not None:
+        words = own.last_words()
+        own.forget()
+    said = f"its process had ended already{f' ({words})' if words else ''}"
+    if (age := worker["seen_seconds_ago"]) is not None:
+        left = max(0.0, settings.worker.lease_seconds - age)
+        said += f"; what it had in flight comes back within {left:.0f} s" if left else ""
+        _tell_lost(settings, ledger, name, said)
+        ledger.forget_process(name)
+    return f"{name}: {said}; it is taken from the list"
+
+
+def _tell_lost(settings: Settings, ledger: Ledger, name: str, said: str) -> None:
+    """Unless the keeper, which finds no trace of it from now on, has told already."""
+    told = [event.what for event in all_events(settings.output) if event.who == name]
+    if told and told[-1] == "worker_joined":
+        tell(settings.output, ledger, make_event("worker_lost", said, None, name))
 
 
 def scale(

@@ -20,8 +20,8 @@ import msgspec
 from common.durable import make_folder, replace_file
 from common.logs import last_words
 from common.parent import PARENT
+from common.processes import began
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LOCK = ".workers"
 _POLL_SECONDS = 0.05
 
@@ -92,25 +92,6 @@ class Detached(msgspec.Struct, frozen=True, omit_defaults=True):
         with contextlib.suppress(OSError):
             return last_words(self.log_file.read_text(encoding="utf-8", errors="replace"))
         return ""
-
-
-def began(pid: int) -> str | None:
-    """When the process `pid` began, as text that no other process of this machine shares with it; None if it is gone.
-
-    From /proc/<pid>/stat (proc(5): field 3 is the state, field 22 the start in ticks since the boot), else from ps.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except FileNotFoundError:
-        return None if _BOOT.exists() else _began_by_ps(pid)
-    except ProcessLookupError:
-        return None
-    return None if fields[0] in "ZX" else f"{_BOOT.read_text(encoding='ascii').strip()} {fields[19]}"
-
-
-def _began_by_ps(pid: int) -> str | None:
-    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
 
 
 @contextlib.contextmanager

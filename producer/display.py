@@ -8,11 +8,31 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from producer.monitor.columns import ANSWERS, DATASETS, EVENTS, PROGRESS, SERVERS, WORKERS, rejects_of, sums, troubles
+from common.words import counted
+from producer.monitor.columns import (
+    ANSWERS,
+    DATASETS,
+    EVENTS,
+    PROGRESS,
+    SERVERS,
+    WORKERS,
+    rejects_of,
+    stopped_of,
+    sums,
+    troubles,
+)
 from producer.monitor.figures import Look, look_of, printable
 from producer.monitor.grid import Column, Entry, as_text, grid, lines_of
 
 _EVENTS = 8
+
+
+class StandardOutput(Console):
+    """A console whose command learns that nobody reads any more; rich's own would leave with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise  # noqa: PLE0704
 
 
 class Datasets:
@@ -35,7 +55,7 @@ class Datasets:
             if number:
                 yield Text()
             yield from _table(columns, rows, options.max_width, look)
-        for trouble in troubles(self._snapshot):
+        for trouble in (*troubles(self._snapshot), *stopped(self._snapshot)):
             yield Text(f"! {printable(trouble)}", style="yellow")
 
 
@@ -71,6 +91,15 @@ def rejects(snapshot: Mapping[str, Any]) -> Sequence[str]:
     return [f"{d['name']}: {d['rejected']:,} rejected ({rejects_of(d)})" for d in snapshot["datasets"] if d["rejected"]]
 
 
+def stopped(snapshot: Mapping[str, Any]) -> Sequence[str]:
+    """For each dataset that has any: how many turns of its conversations are not made, and why."""
+    return [
+        f"{d['name']}: {counted(sum(d['stopped'].values()), 'turn')} not made ({stopped_of(d)})"
+        for d in snapshot["datasets"]
+        if d["stopped"]
+    ]
+
+
 def servers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Servers with their states, and why those that cannot be used cannot."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -92,15 +121,22 @@ def workers(known: Sequence[Mapping[str, Any]]) -> RenderableType:
         figures = (str(worker[key]) if worker[key] is not None else "-" for key in ("in_flight", "limit", "pid"))
         since = f"{datetime.fromtimestamp(worker['since']).astimezone():%Y-%m-%d %H:%M:%S}" if worker["since"] else "-"
         grid.add_row(worker["name"], worker["state"], *figures, since)
-    logs = [f"{one['name']} is dead; its log: {one['log']}" for one in known if one["state"] == "dead"]
+    logs = [
+        f"{one['name']} is dead{'; its log: ' + one['log'] if one['log'] else ''}"
+        for one in known
+        if one["state"] == "dead"
+    ]
     return Group(grid, *(Text(f"! {printable(line)}", style="yellow", overflow="fold") for line in logs))
 
 
 def line(snapshot: Mapping[str, Any]) -> str:
     """The totals on one line."""
     totals = snapshot["totals"]
-    open_datasets = sum(dataset["state"] in {"open", "closing"} for dataset in snapshot["datasets"])
+    opened = sum(dataset["state"] in {"open", "closing"} for dataset in snapshot["datasets"])
+    unmade = sum(sum(dataset["stopped"].values()) for dataset in snapshot["datasets"])
     return (
-        f"{totals['done']:,} samples, {totals['spent_tokens']:,} tokens, {totals['tokens_per_second']:,.0f} tokens/s, "
-        f"{totals['in_flight']:,} in flight, {totals['rejected']:,} rejected, {open_datasets} datasets open"
+        f"{counted(totals['done'], 'sample')}, {totals['spent_tokens']:,} tokens, "
+        f"{totals['tokens_per_second']:,.0f} tokens/s, {totals['in_flight']:,} in flight, "
+        f"{totals['rejected']:,} rejected, {counted(unmade, 'turn') + ' not made, ' if unmade else ''}"
+        f"{counted(opened, 'dataset')} open"
     )

@@ -5,12 +5,18 @@ on the same output is refused. Other commands use the running server, or start o
 """
 
 import contextlib
+import ctypes
 import fcntl
+import os
+import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from types import FrameType
+from typing import Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -40,7 +46,9 @@ _STOP_SECONDS = 30.0
 class EmbeddedRedis:
     """One running server. `stop` ends it cleanly; `restart_if_dead` brings it back with what its AOF holds."""
 
-    def __init__(self, folder: Path, socket: Path) -> None:
+    def __init__(self, folder: Path, socket: Path, *, dies_with_us: bool = False) -> None:
+        """`dies_with_us`: also where this process is killed. That of `run` does not: its workers still settle by it."""
+        self._before_it_begins = _die_with_parent() if dies_with_us else None
         self._folder = folder
         self._socket = socket
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,6 +76,7 @@ class EmbeddedRedis:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is for run, which stops the server last
+                preexec_fn=self._before_it_begins,  # noqa: PLW1509  two calls of the kernel, found before the fork
             )
         self._wait()
         return self
@@ -131,14 +140,14 @@ def _exclusive(folder: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def owned(settings: Settings) -> Iterator[EmbeddedRedis]:
+def owned(settings: Settings, *, dies_with_us: bool = False) -> Iterator[EmbeddedRedis]:
     """The embedded server for a whole run; raises UsageError if another run has this output folder."""
     with _exclusive(settings.redis_dir) as ours:
         if not ours:
             raise UsageError(f"another tokenmill runs on {settings.output}; wait for it, or choose another `output`")
         # A server whose `run` was killed may still be there; its data is in its AOF.
         _end_orphan(settings.redis_socket)
-        server = EmbeddedRedis(settings.redis_dir, settings.redis_socket)
+        server = EmbeddedRedis(settings.redis_dir, settings.redis_socket, dies_with_us=dies_with_us)
         try:
             yield server.start()
         finally:
@@ -152,9 +161,63 @@ def reachable(settings: Settings) -> Iterator[None]:
         yield
         return
     if not (settings.redis_dir / "appendonlydir").is_dir():
-        raise RedisUnavailable(f"nothing was run yet in {settings.output}; start with `tokenmill run`")
-    with owned(settings):
+        raise RedisUnavailable(_why_there_is_none(settings))
+    with borrowed(settings):
         yield
+
+
+@contextlib.contextmanager
+def borrowed(settings: Settings) -> Iterator[None]:
+    """The embedded server for one command that starts it itself: it ends with that, however that ends.
+
+    TERM ends the command as Ctrl-C does. Raises UsageError as `owned` does.
+    """
+    with _term_as_interrupt(), owned(settings, dies_with_us=True):
+        yield
+
+
+def _why_there_is_none(settings: Settings) -> str:
+    output = settings.output
+    if (output / "run.json").exists() or any(output.glob("*/*.jsonl")):
+        return (
+            f"the data of the embedded Redis is gone from {settings.redis_dir}, but what was made is in {output}: "
+            "`tokenmill run` builds the books anew from its files and goes on, `tokenmill recover` only builds them"
+        )
+    return f"nothing was run yet in {output}; start with `tokenmill run`"
+
+
+@contextlib.contextmanager
+def _term_as_interrupt() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _die_with_parent() -> Any:
+    """What a child does before it becomes the server: ask the kernel for a TERM when we are gone (prctl(2)).
+
+    None where the kernel has no such call; there the server ends with the command unless that is killed.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, ours = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+    set_parent_death_signal = 1
+
+    def ask() -> None:
+        prctl(set_parent_death_signal, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != ours:  # gone already
+            os._exit(1)
+
+    return ask
 
 
 def _end_orphan(socket: Path) -> None:

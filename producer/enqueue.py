@@ -19,6 +19,8 @@ from common.run_file import write_run_file
 from common.sections import DatasetSettings
 from common.segments import count, segment_paths
 from common.settings import Settings, nearest
+from producer.datasets.sample import unusable
+from producer.datasets.standard_input import STANDARD_INPUT
 from producer.dedupe import remember_answered, remember_queued
 from producer.in_force import in_force, put_in_force
 from producer.recover import Recovered, cut_short, recover_dataset
@@ -42,6 +44,15 @@ def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = No
     if cap_tokens is None:
         return chosen
     return [dataset.model_copy(update={"cap_tokens": cap_tokens}) for dataset in chosen]
+
+
+def unusable_sources(output: Path, datasets: Sequence[DatasetSettings]) -> Iterator[str]:
+    """A sentence for each dataset of whose first rows none can be a prompt, and of which nothing was read yet."""
+    for one in datasets:
+        if one.path == STANDARD_INPUT or read_source(output, one.name) is not None:
+            continue
+        if why := unusable(one.path, one):
+            yield f"{one.name}: {why}; correct its `columns` or its path ({one.path})"
 
 
 def model_facts(

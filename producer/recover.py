@@ -115,6 +115,8 @@ def recover_dataset(output: Path, dataset: DatasetSettings, ledger: Ledger, *, c
         ledger.transition(dataset.name, before.state, ["paused"], before.reason)
     else:
         ledger.transition(dataset.name, "open", ["paused"])
+        if dataset.cap_tokens is not None and ledger.snapshot(dataset.name).spent_tokens >= dataset.cap_tokens:
+            ledger.admit(dataset.name, room=0, window=1, tokens_per_second=0)  # as the keeper's next tick would
     after = ledger.snapshot(dataset.name)
     return Recovered(
         name=dataset.name,

@@ -18,6 +18,7 @@ from common.registered import read_registered, registering
 from common.run_file import read_run_file, refuse_changes
 from common.sections import DatasetSettings
 from common.settings import Settings
+from common.words import counted
 from producer.enqueue import asked_facts, register_alone
 from producer.recover import Recovered, cut_short
 
@@ -68,7 +69,7 @@ def rebuild(
 
 
 def _anew(records: int) -> str:
-    return f"Redis had forgotten it; its books were built anew from {records:,} records on disk"
+    return f"Redis had forgotten it; its books were built anew from {counted(records, 'record')} on disk"
 
 
 def restore(settings: Settings, ledger: Ledger) -> str:
@@ -89,4 +90,4 @@ def restore(settings: Settings, ledger: Ledger) -> str:
     except (TokenmillError, OSError) as error:
         log.error("the books cannot be built anew, and nothing is made: %s", error)
         return f"nothing: {error}"
-    return f"{len(recovered)} datasets built anew from their files"
+    return f"{counted(len(recovered), 'dataset')} built anew from the files"

@@ -19,8 +19,9 @@ from common.errors import UsageError
 from common.ledger import ENDED_STATES, Ledger
 from common.sections import DatasetSettings
 from common.settings import Settings
+from common.words import counted
 from producer.children import Child, Stoppable, stop_all
-from producer.datasets.sample import detected
+from producer.datasets.sample import detected, unusable
 from producer.datasets.standard_input import source_of
 from producer.detached import living_here
 from producer.embedded import EmbeddedRedis, owned
@@ -35,6 +36,8 @@ from producer.status import snapshot
 
 log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
+# Control and workers are heard of within so long, also on a machine that is busy.
+_START_SECONDS = 30
 # What a worker needs beyond its drain to abort, commit and close.
 _STOP_SECONDS = 20.0
 # How long processes that were told twice to stop have for that.
@@ -66,6 +69,7 @@ def run(
         for line in _begin(settings, ledger, datasets, facts):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         ask_for_a_tick(make_celery("tokenmill", settings))
+        ledger.expect_processes(_START_SECONDS)
         children = _children(settings, config)
         interrupted = False
         last: dict[str, Any] = {}
@@ -90,7 +94,8 @@ def run(
             ending: list[Stoppable] = [*(living_here(settings.output) if server else ()), *children]
             _stop(ending, settings.worker.drain_seconds + _STOP_SECONDS)
         try:
-            last = snapshot(ledger)
+            ledger.expect_processes(0)
+            last = snapshot(ledger, at_end=True)
         except redis.RedisError as error:
             log.warning("Redis did not answer for the last figures: %s", error)
         ledger.close()
@@ -103,10 +108,18 @@ def _begin(
     """Register `datasets`; tells in lines what is not as it was, or as the configuration says, and how each goes on."""
     yield from follow_sources(settings, ledger, datasets)
     yield from notes(settings, datasets)
-    states, recovered = register(settings, ledger, datasets, facts)
+    yield from begun(settings, datasets, *register(settings, ledger, datasets, facts))
+
+
+def begun(
+    settings: Settings, datasets: Sequence[DatasetSettings], states: Mapping[str, str], recovered: Sequence[Recovered]
+) -> Iterator[str]:
+    """How each dataset goes on, and what its rows are like; loudly where none of the first can be a prompt."""
     for one in datasets:
-        layouts = detected(source_of(settings.output, one), one)
-        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {layouts}"
+        source = source_of(settings.output, one)
+        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {detected(source, one)}"
+        if why := unusable(source, one):
+            yield f"! {one.name}: {why}"
 
 
 def _stop(children: Sequence[Stoppable], seconds: float) -> None:
@@ -215,19 +228,32 @@ def _has_ended(dataset: Mapping[str, Any]) -> bool:
 def _said(name: str, state: str, recovered: Sequence[Recovered]) -> str:
     for done in recovered:
         if done.name == name:
-            return f"the ledger was built anew from {done.records:,} records on disk"
-    return {"new": "new", "known": "goes on", "reopened": "goes on, its cap was raised"}[state]
+            return f"the ledger was built anew from {counted(done.records, 'record')} on disk"
+    return {"new": "new", "known": "goes on", "reopened": "goes on, open again"}[state]
 
 
 def exit_code(last: Mapping[str, Any], interrupted: bool, allowed_failures: float) -> int:
-    """0, 3 (samples rejected beyond the allowed share, a dataset halted or failed), or 130 (interrupted, resumable)."""
+    """0, 3 (`failures` has any), or 130 (interrupted, resumable)."""
     if interrupted:
         return 130
+    return 3 if failures(last, allowed_failures) else 0
+
+
+def failures(last: Mapping[str, Any], allowed_failures: float) -> list[str]:
+    """A sentence for each dataset that is halted or failed, or had samples rejected beyond the allowed share."""
+    found = []
     for dataset in last["datasets"]:
+        name, state = dataset["name"], dataset["state"]
         rejected = dataset["rejected"] - dataset["rejects"].get("duplicate", 0)  # those were asked for
-        if dataset["state"] in {"halted", "failed"} or rejected > allowed_failures * (dataset["done"] + rejected):
-            return 3
-    return 0
+        rows = dataset["done"] + rejected
+        if state in {"halted", "failed"}:
+            found.append(f"{name} is {state}")
+        if rejected > allowed_failures * rows:
+            found.append(
+                f"{name}: {rejected:,} of {rows:,} samples were rejected ({rejected / rows:.2%}), more than [run] "
+                f"allowed_failures = {allowed_failures:g} allows; `tokenmill rejects {name}` says why"
+            )
+    return found
 
 
 def stderr_console() -> Console:

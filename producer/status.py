@@ -1,6 +1,7 @@
 """What a run is doing: one read model for `status`, `top`, `run`, `demo`, the metrics and the report."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,8 @@ import msgspec
 
 from common.gate_settings import gate_in
 from common.ledger import OPEN_STATES, SILENT_MS, DatasetState, Ledger
+from common.processes import is_gone
+from producer.at_work import nobody, works
 from producer.datasets.rows import REASONS
 from producer.monitor.columns import is_over
 from producer.monitor.figures import duration
@@ -21,16 +24,23 @@ SERVER_STATES = ("up", "draining", "half_open", "checking", "down", "unfit")
 _AWAY = {"half_open": "on trial, after it was down", "down": "down", "unfit": "unfit for this run"}
 
 
-def snapshot(ledger: Ledger, *, events: int = _EVENTS) -> dict[str, Any]:
+def snapshot(ledger: Ledger, *, events: int = _EVENTS, at_end: bool = False) -> dict[str, Any]:
     """Datasets, workers, servers and totals, in the form that `status --json` promises (DESIGN section 9).
 
     And, beyond that, when this was (`at`, UTC), what is wrong (`troubles`), and the last `events` that happened.
+    Whoever has just ended all processes says so by `at_end`, and is not told that nobody works.
     Raises redis.RedisError.
     """
     seen = ledger.overview(events)
     workers, servers, troubles = _processes(seen.processes, seen.now_ms)
-    etas = etas_seconds(seen.datasets)
-    datasets = [_dataset(state, etas[state.name]) for state in seen.datasets]
+    states = seen.datasets
+    if not works(seen.processes, seen.now_ms):  # the rates are those of the last tick of a keeper, whenever that was
+        states = [replace(state, tokens_per_second=0.0) for state in states]
+    missing = None if at_end or seen.expected else nobody(seen.processes, seen.now_ms)
+    if missing and any(state.state in OPEN_STATES for state in states):
+        troubles.insert(0, missing)
+    etas = etas_seconds(states)
+    datasets = [_dataset(state, etas[state.name]) for state in states]
     totals = _totals(datasets, workers) | {"failed_attempts": seen.failed_attempts}
     away = _server_troubles(servers, seen.now_ms / 1000, at_work=_at_work(workers))
     totals["retries"] = sum(seen.failed_attempts.values()) + totals["expired_leases"]
@@ -39,7 +49,7 @@ def snapshot(ledger: Ledger, *, events: int = _EVENTS) -> dict[str, Any]:
         "datasets": datasets,
         "workers": workers,
         "servers": servers,
-        "totals": totals | {"eta_seconds": end_of_all_seconds(seen.datasets)},
+        "totals": totals | {"eta_seconds": end_of_all_seconds(states)},
         "troubles": [*troubles, *_over_caps(datasets), *away],
         "events": [msgspec.to_builtins(event) for event in seen.events],
     }
@@ -123,17 +133,26 @@ def _processes(
         if facts.get("kind") != "worker":
             continue
         silent = max(0.0, (now_ms - seen_ms) / 1000)
-        own = {key: value for key, value in facts.items() if key not in {"kind", "servers"}}
-        state = "silent" if silent > SILENT_SECONDS else facts.get("state", "working")
+        own = {key: value for key, value in facts.items() if key not in {"kind", "servers", "began"}}
+        state = state_of(facts, silent)
+        own |= {"in_flight": 0} if state == "dead" else {}
         workers.append({"name": name, **own, "state": state, "seen_seconds_ago": round(silent, 1)})
         if silent > SILENT_SECONDS:
-            troubles.append(f"{name} was last heard of {silent:.0f} s ago")
+            gone = "; its process is gone" if state == "dead" else ""
+            troubles.append(f"{name} was last heard of {silent:.0f} s ago{gone}")
             continue
         if facts.get("trouble"):
             troubles.append(f"{name}: {facts['trouble']}")
         for server in facts.get("servers", []):
             _merge(servers, server)
     return workers, list(servers.values()), troubles
+
+
+def state_of(facts: Mapping[str, Any], silent_seconds: float) -> str:
+    """A worker's state: its own word, or silent (not heard of for 10 s), or dead (and its process, here, is gone)."""
+    if silent_seconds <= SILENT_SECONDS:
+        return str(facts.get("state", "working"))
+    return "dead" if is_gone(facts) else "silent"
 
 
 def _over_caps(datasets: Sequence[Mapping[str, Any]]) -> list[str]:

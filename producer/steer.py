@@ -15,6 +15,7 @@ from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.registered import Steering, keep_registered, read_kept, registering
 from common.sections import DatasetSettings
 from common.settings import Settings, nearest
+from common.words import counted, ending
 from producer.in_force import configured
 from producer.recover import cut_short
 
@@ -53,7 +54,7 @@ def pause(settings: Settings, ledger: Ledger, name: str) -> str:
         keep_registered(settings.output, dataset, Steering("paused", state.reason, steering.configured))
     if before == "paused":
         return f"{name}: it was paused already ({state.reason})"
-    sentence = f"paused; {state.in_flight} answers in flight end and count"
+    sentence = f"paused; {ending(state.in_flight)}"
     tell(settings.output, ledger, make_event("paused", sentence, name))
     return f"{name}: {sentence}"
 
@@ -145,8 +146,9 @@ def cancel(settings: Settings, ledger: Ledger, name: str) -> str:
     if before == "cancelled":
         return f"{name}: it was cancelled already ({state.reason})"
     sentence = (
-        f"cancelled with {state.done:,} records, which stay; {withdrawn} queued samples were withdrawn, "
-        f"{state.in_flight} answers in flight end and count"
+        f"cancelled; its {counted(state.done, 'record')} {'stays' if state.done == 1 else 'stay'}, "
+        f"{counted(withdrawn, 'queued sample')} {'was' if withdrawn == 1 else 'were'} withdrawn, "
+        f"{ending(state.in_flight)}"
     )
     tell(settings.output, ledger, make_event("cancelled", sentence, name))
     return f"{name}: {sentence}"
@@ -189,8 +191,8 @@ def _what_follows(state: DatasetState, cap_tokens: int | None, after: str) -> st
         return f"; it stays {after} until `tokenmill resume {state.name}`"
     if cap_tokens is not None and cap_tokens <= state.spent_tokens:
         return (
-            f", and {state.spent_tokens:,} are spent: what is there stays, {state.in_flight} answers in flight end and "
-            "count, and nothing new is started"
+            f", and {state.spent_tokens:,} are spent: what is there stays, {ending(state.in_flight)}, and "
+            "nothing new is started"
         )
     return "; it stays capped" if after == "capped" else ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import redis
 
+from common import words
 from common.flags import UNCOUNTED
 from common.ledger import OPEN_STATES, DatasetState, Ledger
 from common.records import VOID_PREFIX, Head, Record, decode_record
@@ -140,7 +141,7 @@ def _check_files(output: Path, dataset: str, report: Report) -> tuple[Counted, B
             report.faults.append(Finding(str(fault.path), fault.line, fault.offset, fault.reason))
     both = len(checked.rejects.rows.keys() & checked.counted.entries.keys())
     if both:
-        report.notes.append(f"{dataset}: {both:,} samples have a reject and a record; the record counts")
+        report.notes.append(f"{dataset}: {words.counted(both, 'sample')} with a reject and a record; the record counts")
     return checked.counted, _books(dataset, checked.counted, len(checked.rejects.rows) - both)
 
 
@@ -200,7 +201,7 @@ def _compare(counted: Counted, books: Books, before: DatasetState, ledger: Ledge
     settled = ledger.committed()
     late = sum(e.end > settled.get(f"{books.name}/{e.path.name}", 0) for e in counted.entries.values())
     if late:
-        report.notes.append(f"{books.name}: {late:,} of the records were written, but never settled in the ledger")
+        report.notes.append(f"{books.name}: {words.counted(late, 'record')} written, but never settled in the ledger")
 
 
 _COMPARED = (

@@ -62,7 +62,7 @@ def begin(ledger: Ledger, datasets: int = 3, workers: int = 2, servers: int = 2,
 
 
 def move(ledger: Ledger, tick: int, datasets: int = 3, workers: int = 2, servers: int = 2) -> None:
-    """Let a second pass: more answers everywhere, and every worker is heard of."""
+    """Let a second pass: more answers everywhere, and every worker and the keeper are heard of."""
     for number in range(datasets):
         first = 100 + tick * _ANSWERS
         answers = [
@@ -71,5 +71,6 @@ def move(ledger: Ledger, tick: int, datasets: int = 3, workers: int = 2, servers
         ]
         ledger.settle(f"D{number}", answers, rebuild=True)
         ledger.admit(f"D{number}", room=50, window=64, tokens_per_second=100 + 10 * number + tick % 9)
+    ledger.heartbeat("keeper", {"kind": "keeper"})
     for number in range(workers):
         ledger.heartbeat(f"w{number}@host{number}", worker(number, tick, servers=servers))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from common.options import HELP, config_option, json_option
+from common.options import HELP, config_option, config_path, json_option
 from common.parent import DISMISSED
-from common.settings import config_path
 
 
 @click.command(context_settings=HELP)

@@ -16,6 +16,7 @@ from common.broker import PRODUCE_QUEUE, Sender, waiting_messages
 from common.ledger import ENDED_STATES, LOST, OPEN_STATES, SILENT_MS, SUSPECT_AFTER, DatasetState, Ended, Lapsed, Ledger
 from common.logs import about
 from common.payload import UNREADABLE, Packer
+from common.processes import is_gone
 from common.registered import registered_names
 from common.rejects import Reject, append_rejects
 from common.settings import Settings
@@ -36,6 +37,8 @@ _GAP_MS = 5_000
 MAX_TRIES = 10
 # Books that were asked for and have not come are asked for again after so long.
 _ASK_AGAIN_MS = 10_000
+# After a lease has run out its sample is taken back within so long.
+_LAPSE_MS = 3_000
 # A feed is asked for below this share of the window. At 2,500 answers/s the largest window lasts 2 s, and what is seen
 # a tick too late must still be there when the feed comes: half of it would not.
 _FED_BELOW = 0.75
@@ -101,16 +104,15 @@ class Keeper:
         now_ms = self._ledger.heartbeat("keeper", {"kind": "keeper"})
         self._notice_a_gap(now_ms)
         limits: list[int] = []
+        # A worker that is dead is forgotten when its samples, which it told the clocks of, were taken back.
+        lapsed_ms = round(1000 * self._settings.worker.lease_seconds) + _LAPSE_MS
         self._processes = self._ledger.processes()
         for name, (seen_ms, facts) in self._processes.items():
             if abs(now_ms - seen_ms) <= SILENT_MS:
                 if facts.get("kind") == "worker":
                     limits.append(int(facts["limit"]))
-            elif abs(now_ms - seen_ms) > 60 * SILENT_MS:
-                # Clocks first: what is not done in this tick is done in the next as long as the name is there.
-                for dataset in self._ledger.datasets():
-                    self._ledger.tell(dataset, name, b"")
-                self._ledger.heartbeat(name, None)
+            elif abs(now_ms - seen_ms) > 60 * SILENT_MS or (abs(now_ms - seen_ms) > lapsed_ms and is_gone(facts)):
+                self._ledger.forget_process(name)
         return now_ms, sum(limits), len(limits)
 
     def _notice_a_gap(self, now_ms: int) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Literal
 
 from common.ledger import Order
+from common.processes import began
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,12 @@ class Life:
         self.dismissed = False
         self.state: Literal["waiting", "working", "draining", "stopping"] = "waiting"
         self._since = round(time.time(), 3)
+        self._began = began(os.getpid())
 
     def facts(self) -> dict[str, Any]:
-        """What every heartbeat tells of it; `since` in seconds since the epoch."""
-        return {"host": socket.gethostname(), "pid": os.getpid(), "since": self._since, "state": self.state}
+        """What every heartbeat tells of it; `since` in seconds since the epoch, `began` by common/processes.py."""
+        where = {"host": socket.gethostname(), "pid": os.getpid(), "began": self._began}
+        return {**where, "since": self._since, "state": self.state}
 
     @property
     def ending(self) -> bool:

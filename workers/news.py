@@ -14,6 +14,7 @@ from typing import Any
 from common.events import EVENTS, decoded, last_events, make_event, tell
 from common.ledger import KEPT_EVENTS, SILENT_MS, DatasetState, Event, Ledger
 from common.logs import about
+from common.words import counted
 
 log = logging.getLogger(__name__)
 # Workers tell of themselves every second; after Redis was emptied, or stood still, those that live are missed at first.
@@ -110,7 +111,7 @@ class News:
         for name, (seen_ms, facts) in workers.items():
             silent_ms, told = abs(now_ms - seen_ms), self._workers.get(name)
             if silent_ms <= SILENT_MS and (told != "joined" or self._is_another(name, facts)):
-                limit = f"up to {facts.get('concurrency', 0)} answers in flight"
+                limit = f"up to {counted(facts.get('concurrency', 0), 'answer')} in flight"
                 detail = f"is heard of again, {limit}" if told == "lost" else f"is here, {limit}"
                 self._lives[name] = facts.get("since", 0.0)
                 yield make_event("worker_joined", detail, None, name)
@@ -148,7 +149,7 @@ class News:
 
 
 def _ending(state: str, figures: DatasetState) -> str:
-    made = f"{figures.done:,} records, {figures.spent_tokens:,}"
+    made = f"{counted(figures.done, 'record')}, {figures.spent_tokens:,}"
     if state == "capped":
         return f"{made} of {figures.cap_tokens or 0:,} tokens"
     if state == "exhausted":

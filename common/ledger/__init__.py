@@ -21,6 +21,7 @@ from common.ledger._conversations import Conversations
 from common.ledger._events import KEPT_EVENTS, Event
 from common.ledger._lengths import bucket_of
 from common.ledger._outcomes import KEPT_OUTCOMES, LOST, Ended, InFlight, Progress, pack_in_flight, pack_outcomes
+from common.ledger._overview import SampleState
 from common.ledger._processes import SILENT_MS, ServerChange
 from common.ledger._prompts import Prompts, set_among
 from common.ledger._recent import Recent, pack_recent
@@ -55,6 +56,7 @@ __all__ = [
     "NextTurn",
     "Order",
     "Progress",
+    "SampleState",
     "ServerChange",
     "Settled",
     "pack_in_flight",

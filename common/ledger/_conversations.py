@@ -42,6 +42,11 @@ class Conversations(Processes):
             if answer is not None and conversation is not None
         ]
 
+    def is_to_be_followed(self, dataset: str, index: int) -> bool:
+        """Whether the answer of a turn waits for the next one, or, after a recovery, for its row to be read again."""
+        keys = _keys.keys_of(dataset)
+        return any(self.redis.hexists(key, str(index)) for key in (keys.answers, keys.resumed))
+
     def payloads(self, dataset: str, indices: Sequence[int]) -> dict[int, bytes]:
         """The payloads of those of `indices` that have not ended."""
         found = self.redis.hmget(_keys.keys_of(dataset).payloads, [*map(str, indices)]) if indices else []

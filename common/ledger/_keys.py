@@ -7,6 +7,7 @@ tokenmill:model                    string       what the servers serve (JSON)
 tokenmill:servers                  hash         url -> added or drained, while the job runs
 tokenmill:failed_attempts          hash         "process start" -> reason -> attempts (JSON)
 tokenmill:keeper                   string       the keeper's lock
+tokenmill:expected                 string       there for as long as control and workers that are being started may take
 tokenmill:suspects                 hash         "key-of-the-leases index" -> "ms until which it is alone, worker"
 tokenmill:orders                   hash         worker -> drain or stop, until it has begun to
 tokenmill:prompts                  hash         digest of a prompt -> "dataset index" that was fed first with it
@@ -47,6 +48,7 @@ MODEL = _PREFIX + "model"
 SERVERS = _PREFIX + "servers"
 FAILED_ATTEMPTS = _PREFIX + "failed_attempts"
 KEEPER = _PREFIX + "keeper"
+EXPECTED = _PREFIX + "expected"
 SUSPECTS = _PREFIX + "suspects"
 SHARED_PROMPTS = _PREFIX + "prompts"
 EVENTS = _PREFIX + "events"

@@ -28,6 +28,7 @@ class Overview:
     processes: dict[str, tuple[int, dict[str, Any]]]
     failed_attempts: dict[str, int]
     events: list[Event]
+    expected: bool = False  # control and workers are being started
 
 
 def read_overview(client: redis.Redis, events: int) -> Overview:
@@ -44,13 +45,15 @@ def read_overview(client: redis.Redis, events: int) -> Overview:
         batch.hgetall(_keys.WORKERS)
         batch.hvals(_keys.FAILED_ATTEMPTS)
         batch.lrange(_keys.EVENTS, -events, -1)
-        *replies, (seconds, microseconds), processes, failed, lines = batch.execute()
+        batch.exists(_keys.EXPECTED)
+        *replies, (seconds, microseconds), processes, failed, lines, expected = batch.execute()
     return Overview(
         seconds * 1000 + microseconds // 1000,
         [state_of(name, reply) for name, reply in zip(names, replies, strict=True)],
         dict(_process(name, value) for name, value in processes.items()),
         dict(sum((Counter(msgspec.json.decode(one, type=dict[str, int])) for one in failed), Counter())),
         [msgspec.json.decode(line, type=Event) for line in lines],
+        bool(expected),
     )
 
 

@@ -32,6 +32,13 @@ class Processes:
         text = "" if facts is None else msgspec.json.encode(facts).decode()
         return _scripts.heartbeat(self.redis, _keys.keys_of(""), name=name, facts=text)
 
+    def forget_process(self, name: str) -> None:
+        """Drop all that is known of a process that has ended, its clocks first; leases that it holds run out."""
+        for dataset in cast("list[bytes]", self.redis.zrange(_keys.DATASETS, 0, -1)):
+            _scripts.tell(self.redis, _keys.keys_of(dataset.decode()), owner=name, packed=b"")
+        self.redis.hdel(_keys.ORDERS, name)
+        self.heartbeat(name, None)
+
     def processes(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """Every known process: when it was last seen (ms), and its facts."""
         known = {}
@@ -47,6 +54,17 @@ class Processes:
     def sample(self, dataset: str, index: int) -> SampleState:
         """What is known of one sample."""
         return read_sample(self.redis, dataset, index)
+
+    def expect_processes(self, seconds: int) -> None:
+        """Say that control and workers are being started, and need not be missed for so long; 0: that is over."""
+        if seconds:
+            self.redis.set(_keys.EXPECTED, "1", ex=seconds)
+        else:
+            self.redis.delete(_keys.EXPECTED)
+
+    def processes_expected(self) -> bool:
+        """Whether somebody has said so."""
+        return bool(self.redis.exists(_keys.EXPECTED))
 
     def live_workers(self) -> list[str]:
         """The workers that were heard of lately."""

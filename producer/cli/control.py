@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from common.options import HELP, config_option
+from common.options import HELP, config_option, config_path
 
 
 @click.command(context_settings=HELP)
@@ -18,7 +18,7 @@ def control(config: Path | None) -> int:
     from common.ledger import Ledger
     from common.logs import log_to_stderr
     from common.parent import end_with_parent
-    from common.settings import config_path, load_settings
+    from common.settings import load_settings
     from producer.children import Child, stop_all
     from producer.metrics import metrics_served
 
@@ -53,7 +53,6 @@ def feeder(config: Path | None) -> int:
     """The feeds: a Celery worker on the queue `produce`, one process a feed."""
     from common.broker import PRODUCE_QUEUE
     from common.consumer import run_celery
-    from common.settings import config_path
 
     os.environ["TOKENMILL_CONFIG"] = str(config_path(config))
     from producer.app import app, settings
@@ -96,7 +95,7 @@ def flower(address: str, port: int, operate: bool, state: Path | None, config: P
     from common.durable import make_folder
     from common.errors import UsageError
     from common.ledger import Ledger
-    from common.settings import config_path, load_settings
+    from common.settings import load_settings
     from producer import flowerconfig
 
     path = config_path(config)

@@ -17,14 +17,20 @@ def checked_facts(
     """What the job is made with; says what `doctor` would warn of, and which caps cannot be met well.
 
     With `force` what is wrong is told, and noted among the facts, and the job goes on. Raises UnavailableError,
-    ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise.
+    ServerUnavailable, ServerRefused, TokenizerUnavailable, and UsageError if the output was made otherwise, or nothing
+    of a source can be used.
     """
     from common.chat_template import Tokenizer
+    from common.errors import UsageError
     from common.reading import READING, packed_for
     from common.run_file import FORCED, refuse_changes
     from producer.cli.main import load
-    from producer.enqueue import model_facts, small_caps
+    from producer.enqueue import model_facts, small_caps, unusable_sources
 
+    for sentence in unusable_sources(settings.output, datasets):
+        if not force:
+            raise UsageError(f"{sentence}; see `tokenmill enqueue --dry-run`, or go on all the same with --force")
+        click.echo(f"warning: {sentence}", err=True)
     # The servers are tried while the tokenizer loads.
     beginning = load("workers.doctor.start:Beginning")(settings, datasets, force=force)
     tokenizer = Tokenizer(settings.tokenizer)

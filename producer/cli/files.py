@@ -9,12 +9,14 @@ import click
 
 from common.errors import DataError, TokenmillError, UnavailableError, UsageError
 from common.options import HELP, config_option, json_option
+from common.words import counted
 from producer.cli.chosen import chosen
 
 if TYPE_CHECKING:
     from common.ledger import Ledger
     from common.settings import Settings
     from producer.recover import Recovered
+    from producer.rejected import RejectedRows
     from producer.repair import Repaired
     from producer.verify import Report
 
@@ -70,7 +72,8 @@ def verify(datasets: Sequence[str], config: Path | None, mend: bool, as_json: bo
     if report.faults or report.differences:
         cure = "; `tokenmill recover` builds the ledger anew from the files" if report.differences else ""
         raise DataError(
-            f"{len(report.faults):,} faults in the files, {len(report.differences):,} differences to the ledger{cure}"
+            f"{counted(len(report.faults), 'fault')} in the files, "
+            f"{counted(len(report.differences), 'difference')} to the ledger{cure}"
         )
 
 
@@ -83,24 +86,23 @@ def _verify_exports(folders: Sequence[Path]) -> None:
         assert manifest is not None
         wrong = [*differences(folder, manifest)]
         rows = sum(split.rows for split in manifest.splits.values())
-        click.echo(
-            f"{folder}: {len(manifest.files)} files, {rows:,} rows, {'as written' if not wrong else 'NOT as written'}"
-        )
+        files = counted(len(manifest.files), "file")
+        click.echo(f"{folder}: {files}, {counted(rows, 'row')}, {'as written' if not wrong else 'NOT as written'}")
         found += wrong
     for sentence in found:
         click.echo(sentence, err=True)
     if found:
-        raise DataError(f"{len(found)} files are not as their manifest says")
+        raise DataError(f"{counted(len(found), 'fault')}: files are not as their manifest says")
 
 
 def _repair(settings: "Settings", names: Sequence[str]) -> "tuple[Report, list[Repaired]]":
     """Repair the files, then verify them; with the embedded Redis held, so that no run begins in between."""
     from common.ledger import Ledger
-    from producer.embedded import owned
+    from producer.embedded import borrowed
     from producer.repair import repair
     from producer.verify import verify
 
-    with owned(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
+    with borrowed(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
         ledger = Ledger.connect(settings.redis_url)
         try:
             repaired = repair(settings, ledger, names)
@@ -125,15 +127,17 @@ def _what_follows(done: "Repaired", config: str) -> str:
 
 def _print_report(report: "Report") -> None:
     for file in report.repairs:
-        click.echo(f"{file.path}: {len(file.lines):,} lines ({file.bytes:,} bytes) taken out; as it was: {file.kept}")
+        click.echo(
+            f"{file.path}: {counted(len(file.lines), 'line')} ({file.bytes:,} bytes) taken out; as it was: {file.kept}"
+        )
         for line in file.lines:
             click.echo(f"  line {line.line} (byte {line.byte}): {line.reason}")
     for books in report.datasets:
         click.echo(
-            f"{books.name}: {books.samples:,} samples, {books.total_tokens:,} tokens "
+            f"{books.name}: {counted(books.samples, 'sample')}, {books.total_tokens:,} tokens "
             f"({books.prompt_tokens:,} prompt + {books.completion_tokens:,} completion), "
             f"{books.truncated:,} truncated, {books.superseded:,} superseded, {books.rejects:,} rejected; "
-            f"{books.records:,} records in {books.segments:,} segments of {books.bytes / 1e6:,.1f} MB"
+            f"{counted(books.records, 'record')} in {counted(books.segments, 'segment')} of {books.bytes / 1e6:,.1f} MB"
         )
     for fault in report.faults:
         click.echo(f"{fault.path}:{fault.line} (byte {fault.byte}): {fault.reason}")
@@ -144,6 +148,10 @@ def _print_report(report: "Report") -> None:
         )
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
+    if not report.faults and not report.differences:
+        records, tokens = (sum(getattr(one, what) for one in report.datasets) for what in ("samples", "total_tokens"))
+        ledger = "the ledger agrees" if report.ledger_compared else "the ledger was not compared"
+        click.echo(f"nothing wrong: {counted(records, 'record')}, {counted(tokens, 'token')}; {ledger}")
 
 
 @click.command("rejects", context_settings=HELP, short_help="Which rows were rejected, and why.")
@@ -153,7 +161,8 @@ def _print_report(report: "Report") -> None:
 def rejects(datasets: Sequence[str], config: Path | None, as_json: bool) -> None:
     """Sum up the rejected rows of the DATASETs (by default all) by reason, with the first three of each.
 
-    An example shows the row's index in its source, its own id where it has one, and what was wrong with it. All of
+    An example shows the row's index in its source, its file and line there where these are found within seconds, its
+    own id where it has one, and what was wrong with it where that says more than the reason. All of
     them are in <output>/<dataset>/rejects.jsonl. Needs no Redis, and may run beside the run.
     """
     import msgspec
@@ -163,20 +172,35 @@ def rejects(datasets: Sequence[str], config: Path | None, as_json: bool) -> None
 
     settings = load_settings(config)
     with _file_errors(settings.output):
-        found = rejected_rows(settings.output, chosen(settings, datasets))
+        found = rejected_rows(settings, chosen(settings, datasets))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"datasets": found}), indent=2).decode())
         return
     for dataset in found:
-        click.echo(f"{dataset.name}: {dataset.rejected:,} rows rejected")
-        for one in dataset.reasons:
-            click.echo(f"  {one.reason}: {one.rows:,}" + (f" ({one.meaning})" if one.meaning else ""))
-            for row in one.examples:
-                named = "" if row.id is None else f", id {row.id!r}"
-                detail = "".join(one if one.isprintable() else " " for one in row.detail)  # it may quote the row
-                click.echo(f"    row {row.index}{named}: {detail}")
-        if dataset.faults:
-            click.echo(f"{dataset.name}: {dataset.faults:,} lines of its rejects.jsonl are none", err=True)
+        _print_rejects(dataset)
+
+
+def _print_rejects(dataset: "RejectedRows") -> None:
+    click.echo(f"{dataset.name}: {counted(dataset.rejected, 'row')} rejected")
+    for one in dataset.reasons:
+        click.echo(f"  {one.reason}: {one.rows:,}" + (f" ({one.meaning})" if one.meaning else ""))
+        for row in one.examples:
+            place = f", {dataset.places[row.index]}" if row.index in dataset.places else ""
+            named = "" if row.id is None else f", id {row.id!r}"
+            detail = "" if row.detail == one.meaning else f": {row.detail}"
+            shown = "".join(one if one.isprintable() else " " for one in f"{place}{named}{detail}")  # it quotes the row
+            click.echo(f"    row {row.index}{shown}")
+    if dataset.unmade:
+        click.echo(
+            f"! {dataset.name}: {dataset.unmade:,} of the {counted(dataset.turns, 'turn')} of its conversations have "
+            "no record: none follows on a truncated, damaged or rejected one (`tokenmill status` counts these), "
+            "and some may be still to come"
+        )
+    if dataset.faults:
+        click.echo(
+            f"{dataset.name}: {counted(dataset.faults, 'line')} of its rejects.jsonl cannot be read as rejects",
+            err=True,
+        )
 
 
 @click.command("recover", context_settings=HELP, short_help="Build the ledger anew from the files of a run.")
@@ -193,35 +217,40 @@ def recover(config: Path | None, force: bool) -> None:
     """
     from common.ledger import Ledger
     from common.settings import load_settings
-    from producer.embedded import owned
+    from producer.embedded import borrowed
     from producer.recover import recover as recover_ledger
 
     settings = load_settings(config)
     if not settings.datasets:
         raise UsageError("the configuration has no [[datasets]], so there is nothing to recover")
-    with owned(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
+    with borrowed(settings) if settings.embedded else contextlib.nullcontext(), _file_errors(settings.output):
         ledger = Ledger.connect(settings.redis_url)
         try:
             recover_ledger(settings, ledger, force=force, on_recovered=_print_recovered)
         finally:
             ledger.close()
     again = f" -c {config}" if config else ""
-    click.echo(f"The ledger is whole again; `tokenmill run{again}` goes on from here.", err=True)
+    click.echo(
+        f"The ledger is whole again; `tokenmill run{again}` goes on from here, and ends what has nothing left to make.",
+        err=True,
+    )
 
 
 def _print_recovered(done: "Recovered") -> None:
     click.echo(
-        f"{done.name}: {done.records:,} records, {done.prompt_tokens + done.completion_tokens:,} tokens "
-        f"({done.prompt_tokens:,} prompt + {done.completion_tokens:,} completion), {done.rejects:,} rejects, "
+        f"{done.name}: {counted(done.records, 'record')}, {done.prompt_tokens + done.completion_tokens:,} tokens "
+        f"({done.prompt_tokens:,} prompt + {done.completion_tokens:,} completion), {counted(done.rejects, 'reject')}, "
         f"{done.superseded:,} superseded, {done.torn_bytes:,} torn bytes cut"
     )
     if done.faults:
         click.echo(
-            f"{done.name}: {done.faults:,} lines are no records and were passed over; "
+            f"{done.name}: {counted(done.faults, 'line')} passed over that cannot be read as records; "
             f"`tokenmill verify {done.name}` names them",
             err=True,
         )
-    if done.state != "open":
+    if done.state == "capped":
+        click.echo(f"{done.name}: is capped", err=True)
+    elif done.state != "open":
         click.echo(f"{done.name}: is {done.state}, as before; `tokenmill resume {done.name}` opens it", err=True)
 
 

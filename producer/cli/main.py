@@ -1,5 +1,6 @@
 """The command line, `tokenmill`. Each command is loaded when it is used, so that --help is instant."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -10,6 +11,8 @@ import click
 
 from common.options import HELP
 
+# What a shell shows of a command that SIGPIPE has ended.
+NOBODY_READS = 141
 # Workers' commands are named, not imported: producer and workers do not know each other's code.
 _COMMANDS = {
     "demo": ("producer.cli.run:demo", "The whole path on this machine, with a simulated server and example prompts."),
@@ -48,6 +51,18 @@ _HIDDEN = {"keeper": "workers.cli:keeper", "feeder": "producer.cli.control:feede
 
 class _Commands(click.Group):
     """Loads a command's module when the command is named."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where who reads its output has gone (`| head`), it ends without a word, as others do."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still held back goes nowhere, or the interpreter would complain of it at its end.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NOBODY_READS
+        return code
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx

@@ -4,10 +4,18 @@ import itertools
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from common.options import HELP, accept_option, config_option, force_option, json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from common.ledger import Ledger
+    from common.sections import DatasetSettings
+    from common.settings import Settings
 
 
 @click.command(context_settings=HELP)
@@ -42,12 +50,11 @@ def enqueue(
     from common.errors import UsageError
     from common.ledger import Ledger
     from common.settings import load_settings
+    from producer.at_work import nobody_works
     from producer.cli.facts import checked_facts
-    from producer.datasets.sample import detected
-    from producer.datasets.standard_input import source_of
     from producer.enqueue import ask_for_a_tick, choose, register
     from producer.in_force import notes
-    from producer.run import exit_code, restore_books, stderr_console, watch
+    from producer.run import begun
     from producer.sources import follow_sources, refuse_replaced
 
     settings = load_settings(config)
@@ -67,23 +74,30 @@ def enqueue(
     for note in itertools.chain(follow_sources(settings, ledger, chosen), notes(settings, chosen)):
         click.echo(note, err=True)
     states, recovered = register(settings, ledger, chosen, facts)
-    for done in recovered:
-        click.echo(
-            f"{done.name}: {done.records:,} records found on disk, the ledger was built anew from them", err=True
-        )
-    for one in chosen:
-        layouts = detected(source_of(settings.output, one), one)
-        click.echo(f"{one.name}: {states[one.name]}, {layouts}", err=True)
+    for line in begun(settings, chosen, states, recovered):
+        click.echo(line, err=True)
     ask_for_a_tick(make_celery("tokenmill", settings))
-    if not wait:
-        return 0
+    if missing := nobody_works(ledger):
+        click.echo(f"! {missing}", err=True)
+    return _wait(settings, ledger, chosen, facts) if wait else 0
+
+
+def _wait(
+    settings: "Settings", ledger: "Ledger", chosen: "Sequence[DatasetSettings]", facts: "Mapping[str, Any]"
+) -> int:
+    from producer import display
+    from producer.run import exit_code, failures, restore_books, stderr_console, watch
+
     console = stderr_console()
 
     def restore(lost: set[str]) -> None:
         restore_books(settings, ledger, [one for one in chosen if one.name in lost], facts, console)
 
-    last = watch(ledger, set(states), lambda: None, restore, console)
-    ours = {**last, "datasets": [d for d in last["datasets"] if d["name"] in states]}
+    names = {one.name for one in chosen}
+    last = watch(ledger, names, lambda: None, restore, console)
+    ours = {**last, "datasets": [d for d in last["datasets"] if d["name"] in names]}
+    for line in (*display.rejects(ours), *display.stopped(ours), *failures(ours, settings.run.allowed_failures)):
+        click.echo(line, err=True)
     return exit_code(ours, False, settings.run.allowed_failures)
 
 
@@ -99,7 +113,6 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
     be read).
     """
     import msgspec
-    from rich.console import Console
 
     from common.ledger import Ledger
     from common.settings import load_settings
@@ -118,7 +131,7 @@ def status(as_json: bool, follow: bool, config: Path | None) -> int:
                 sys.stdout.buffer.write(msgspec.json.encode(seen) + b"\n")
                 sys.stdout.flush()
             else:
-                Console().print(display.Page(seen))
+                display.StandardOutput().print(display.Page(seen))
             if not follow:
                 return 0
             time.sleep(2)

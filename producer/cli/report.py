@@ -27,6 +27,7 @@ def report(datasets: tuple[str, ...], output: Path, config: Path | None) -> None
     """
     from common.durable import replace_file
     from common.settings import load_settings
+    from common.words import counted
     from producer.cli.chosen import chosen
     from producer.report.gather import gather
     from producer.report.page import render
@@ -34,6 +35,5 @@ def report(datasets: tuple[str, ...], output: Path, config: Path | None) -> None
     settings = load_settings(config)
     run = gather(settings.output, chosen(settings, datasets))
     replace_file(output.absolute(), [render(run).encode()])
-    click.echo(
-        f"{output}: {sum(one.samples for one in run.datasets):,} answers of {len(run.datasets)} datasets", err=True
-    )
+    answers = sum(one.samples for one in run.datasets)
+    click.echo(f"{output}: {counted(answers, 'answer')} of {counted(len(run.datasets), 'dataset')}", err=True)

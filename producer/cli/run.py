@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.options import HELP, accept_option, config_option, force_option
+from common.options import HELP, accept_option, config_option, config_path, force_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,6 @@ def run(config: Path | None, accept_changes: bool, force: bool) -> int:
     Run it again to resume, after Ctrl-C, a crash or a power cut: nothing that was written is made a second time. To go
     further, raise a cap_tokens in the configuration and run it again. Progress goes to standard error.
     """
-    from common.settings import config_path
     from producer.run import stderr_console
 
     return _run(config_path(config), stderr_console(), accept_changes=accept_changes, force=force)
@@ -48,7 +47,7 @@ def demo(output: Path) -> int:
     """
     import tempfile
 
-    from producer.demo import clear, configure, forget_settings, simulator
+    from producer.demo import clear, closing_words, configure, forget_settings, simulator
     from producer.run import stderr_console
 
     console = stderr_console()
@@ -59,16 +58,7 @@ def demo(output: Path) -> int:
         click.echo(f"simulated SGLang on {url}, output in {output}", err=True)
         code = _run(config, console)
     if code == 0:
-        shown = _shown(config)
-        click.echo(
-            "\nnext:\n"
-            f"  tokenmill verify -c {shown}   every line checked, and the ledger against the files\n"
-            f"  tokenmill status -c {shown}   the same figures again\n"
-            f"  tokenmill show tools -c {shown}   the last answer, decoded\n"
-            f"  tokenmill export -c {shown} --format ids -o DIR   training files with loss masks\n"
-            "For a real job see README.md: write tokenmill.toml, then `tokenmill run`.",
-            err=True,
-        )
+        click.echo(closing_words(_shown(config)), err=True)
     return code
 
 
@@ -77,7 +67,7 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False, forc
     from common.settings import load_settings
     from producer.cli.facts import checked_facts
     from producer.enqueue import choose
-    from producer.run import exit_code
+    from producer.run import exit_code, failures
     from producer.run import run as run_job
     from producer.sources import refuse_replaced
 
@@ -92,6 +82,9 @@ def _run(config: Path, console: "Console", *, accept_changes: bool = False, forc
     _summary(last, settings.output, console)
     if interrupted:
         click.echo(f"interrupted; go on with: tokenmill run -c {_shown(config)}", err=True)
+    else:
+        for sentence in failures(last, settings.run.allowed_failures):
+            click.echo(sentence, err=True)
     return exit_code(last, interrupted, settings.run.allowed_failures)
 
 

@@ -29,7 +29,6 @@ def list_servers(as_json: bool, config: Path | None) -> int:
     unseen (no worker has looked at it yet); drained.
     """
     import msgspec
-    from rich.console import Console
 
     from common.ledger import Ledger
     from common.settings import load_settings
@@ -45,7 +44,7 @@ def list_servers(as_json: bool, config: Path | None) -> int:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode({"servers": known}) + b"\n")
     else:
-        Console().print(display.servers(known))
+        display.StandardOutput().print(display.servers(known))
     return 0
 
 

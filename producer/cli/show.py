@@ -31,7 +31,8 @@ def show(
 ) -> int:
     """One sample of DATASET as the model read and wrote it: the one at INDEX, else the last that was answered.
 
-    INDEX is the row's position in its source, counted from 0. Think blocks, answers and tool calls stand under headings
+    INDEX is the row's position in its source, counted from 0; with turns = "all" it is 64 times that, plus the number
+    of the turn, from 0. Think blocks, answers and tool calls stand under headings
     of their own, and control tokens between ⟦ and ⟧. Where there is no record, it says why: rejected, queued, in
     flight, superseded or not there. A record that was taken back is not shown.
 

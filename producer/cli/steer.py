@@ -1,6 +1,5 @@
 """`pause`, `resume`, `cap`, `weight` and `cancel`: steering the datasets of a job while it runs."""
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,33 +7,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.amounts import tokens_of
 from common.options import HELP, config_option
 
 if TYPE_CHECKING:
     from common.ledger import Ledger
     from common.settings import Settings
 
-_UNITS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
 
+def _each(
+    names: Sequence[str],
+    config: Path | None,
+    act: "Callable[[Settings, Ledger, str], str]",
+    allowed: "Callable[[Sequence[str]], bool]" = lambda _: True,
+) -> int:
+    """Do `act` to each dataset; what cannot be done to one is said, and keeps no other from it.
 
-def tokens_of(text: str) -> int | None:
-    """`12000000`, `12_000_000`, `12M` or `2.5M` in tokens, `none` for no cap; raises UsageError on anything else."""
+    Nothing is done unless all are known, and it is `allowed`.
+    """
     from common.errors import UsageError
-
-    if text == "none":
-        return None
-    match = re.fullmatch(r"(-?[0-9][0-9_,]*(?:\.[0-9]+)?)([kMG]?)", text)
-    tokens = float(re.sub("[_,]", "", match[1])) * _UNITS[match[2]] if match else 0.5
-    if tokens != int(tokens):
-        raise UsageError(f"{text!r} is no number of tokens; write it as 12000000, 12_000_000 or 12M")
-    return int(tokens)
-
-
-def _each(names: Sequence[str], config: Path | None, act: "Callable[[Settings, Ledger, str], str]") -> int:
-    """Do `act` to each dataset; what cannot be done to one is said, and keeps no other from it."""
-    from common.errors import UsageError
-    from common.ledger import Ledger
+    from common.ledger import OPEN_STATES, Ledger
     from common.settings import load_settings
+    from producer.at_work import nobody_works
     from producer.embedded import reachable
     from producer.steer import known
 
@@ -42,11 +36,18 @@ def _each(names: Sequence[str], config: Path | None, act: "Callable[[Settings, L
     refused: list[str] = []
     with reachable(settings):
         ledger = Ledger.connect(settings.redis_url)
-        for name in known(ledger, names):
+        chosen = known(ledger, names)
+        if not allowed(chosen):
+            click.echo("nothing was changed", err=True)
+            return 0
+        for name in chosen:
             try:
                 click.echo(act(settings, ledger, name), err=True)
             except UsageError as error:
                 refused.append(str(error))
+        missing = nobody_works(ledger)
+        if missing and any(ledger.snapshot(name).state in OPEN_STATES for name in chosen):
+            click.echo(f"! {missing}", err=True)
         ledger.close()
     if refused:
         raise UsageError("\n".join(refused))
@@ -129,10 +130,24 @@ def weight(datasets: tuple[str, ...], weight: float, config: Path | None) -> int
 def cancel(datasets: tuple[str, ...], yes: bool, config: Path | None) -> int:
     """End DATASETS for good: queued samples are withdrawn, what is in flight ends and counts, all records stay.
 
-    It cannot be taken back, not by a restart either; to stop for a while use `tokenmill pause`.
+    It cannot be taken back, not by a restart either, so it asks first; without a terminal it is done with -y alone. To
+    stop for a while use `tokenmill pause`.
     """
+    from common.errors import UsageError
     from producer import steer
 
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"End {', '.join(datasets)} for good?", abort=True, err=True)
-    return _each(datasets, config, steer.cancel)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(
+            f"cancel ends {', '.join(datasets)} for good, and there is no terminal to ask on; add -y to do it all the "
+            "same, or use `tokenmill pause`"
+        )
+    return _each(datasets, config, steer.cancel, lambda names: yes or _confirmed(f"End {', '.join(names)} for good?"))
+
+
+def _confirmed(question: str) -> bool:
+    """What a person answers; Ctrl-C and the end of the input leave with 130."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        click.echo("\nnothing was changed", err=True)
+        raise click.exceptions.Exit(130) from None

@@ -14,7 +14,8 @@ def top(config: Path | None) -> int:
     """A live screen of the job, once a second: datasets, workers, servers and what has happened; with keys to steer it.
 
     The arrows select a dataset, or with Tab a worker. Keys: p pause, r resume, c change the cap, d drain a worker,
-    Enter open the newest sample, q quit. Each asks for what `tokenmill pause`, `cap` and so on ask for.
+    Enter open the newest sample, q quit. p and r act at once; c and d say what follows, and ask first. Each does what
+    `tokenmill pause`, `resume`, `cap` and `workers drain` do.
 
     It needs a terminal of 60 x 16 characters or more. NO_COLOR is heeded, and nothing is told by colour alone. In a
     pipe use `tokenmill status --follow`.

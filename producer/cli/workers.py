@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from common.options import HELP, config_option, json_option
+from common.options import HELP, config_option, config_path, json_option
 
 if TYPE_CHECKING:
     from common.ledger import Ledger
@@ -50,11 +50,10 @@ def list_workers(as_json: bool, config: Path | None) -> int:
     """Every worker, and what it is doing.
 
     States: starting; waiting (nothing was enqueued yet); working; draining (it ends when what is in flight has ended);
-    stopping; silent (not heard of for 10 s); dead (its process is gone, its pid file is there: `workers stop` removes
-    it); unknown (not heard of, and its pid file is of another machine).
+    stopping; silent (not heard of for 10 s); dead (its process is gone: `workers stop` takes it from the list, as the
+    keeper does by itself when its samples are back); unknown (not heard of, and its pid file is of another machine).
     """
     import msgspec
-    from rich.console import Console
 
     from producer import display
     from producer.crew import workers_of
@@ -64,7 +63,7 @@ def list_workers(as_json: bool, config: Path | None) -> int:
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode({"workers": found}) + b"\n")
     else:
-        Console().print(display.workers(found))
+        display.StandardOutput().print(display.workers(found))
     return 0
 
 
@@ -78,7 +77,6 @@ def add(n: int, concurrency: int | None, config: Path | None) -> int:
     They live on when this terminal ends. Each has a log and a pid file in <output>/logs, and a name that no other
     worker has.
     """
-    from common.settings import config_path
     from producer.crew import add_workers
 
     with _job(config, running=True) as (settings, ledger):
@@ -112,7 +110,6 @@ def stop(names: tuple[str, ...], config: Path | None) -> int:
 @config_option
 def scale(n: int, concurrency: int | None, config: Path | None) -> int:
     """Have N workers in all: add some on this machine, or drain those that came last."""
-    from common.settings import config_path
     from producer import crew
 
     with _job(config, running=True) as (settings, ledger):

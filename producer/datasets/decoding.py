@@ -22,4 +22,4 @@ def decoded(value: Any) -> dict[str, Any] | list[Any]:
         return row
     if isinstance(value, BadLine):
         raise BadRow(value.reason, value.detail)
-    raise BadRow("not_json", f"the row is {quoted(row)}; it must be an object or a list of messages")
+    raise BadRow("not_json", f"the row is JSON, but {quoted(row)} alone, and no object and no list of messages")

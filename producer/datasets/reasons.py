@@ -8,7 +8,7 @@ import msgspec
 NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 # Every reason for which a row is rejected before it is sent, with what it means.
 REASONS = {
-    "not_json": "the line is not JSON, or neither an object nor a list of messages",
+    "not_json": "the row is not JSON, or JSON that is neither an object nor a list of messages",
     "line_too_long": "the row has more bytes than max_row_bytes allows",
     "not_csv": "the record is not CSV, or has not the fields that the header names",
     "no_prompt": "the row has no column of a layout that is known, or not the one that the configuration names",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from common.errors import DataError
 from common.sections import DatasetSettings
+from common.words import counted
 from producer.datasets import parquet
 from producer.datasets.containers import Cursor, Row, read_rows
 from producer.datasets.kinds import kind_of
@@ -99,7 +100,7 @@ def detected(source: str | Path, dataset: DatasetSettings) -> str:
     found = Detected.of(layout_of(row.value, dataset) for row in taken.rows)
     if not taken.rows:
         return "no rows"
-    of = f" of {'all' if ended else 'the first'} {len(taken.rows)} rows" if len(found.rows) > 1 else ""
+    of = f" of {'all' if ended else 'the first'} {counted(len(taken.rows), 'row')}" if len(found.rows) > 1 else ""
     return f"{found}{of}"
 
 

@@ -6,11 +6,12 @@ from contextlib import closing
 
 import redis
 
+from common.amounts import tokens_of
 from common.errors import TokenmillError, UsageError
 from common.ledger import Ledger
 from common.settings import Settings
+from common.words import ending
 from producer import crew, steer
-from producer.cli.steer import tokens_of
 from producer.monitor.grid import Entry
 
 
@@ -84,8 +85,8 @@ def what_a_cap_does(dataset: Entry, text: str) -> str:
     spent = dataset["spent_tokens"]
     if cap <= spent:
         return (
-            f"{cap:,} tokens, and {spent:,} are spent: what is there stays, {dataset['in_flight']:,} answers in flight "
-            "end and count, and nothing new is started"
+            f"{cap:,} tokens, and {spent:,} are spent: what is there stays, {ending(dataset['in_flight'])}, "
+            "and nothing new is started"
         )
     reopens = "; it is opened again" if dataset["state"] == "capped" else ""
     return f"{cap:,} tokens: {cap - spent:,} more than are spent{reopens}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from common.words import counted
 from producer.monitor.figures import Look, cut, duration, share, short, sparkline
 from producer.monitor.grid import Column, Entry, Line
 
@@ -98,7 +99,7 @@ def _failures(worker: Entry) -> str:
 
 
 def _worker_style(worker: Entry) -> str:
-    return {"working": "good", "silent": "bad"}.get(worker["state"], "warn")
+    return {"working": "good", "silent": "bad", "dead": "bad"}.get(worker["state"], "warn")
 
 
 WORKERS = (
@@ -157,19 +158,25 @@ def rejects_of(dataset: Entry) -> str:
     return ", ".join(f"{n:,} {reason}" for reason, n in sorted(dataset["rejects"].items()))
 
 
+def stopped_of(dataset: Entry) -> str:
+    """`200 damaged_answer, 30 truncated`: how many turns of conversations are not made for which reason."""
+    return ", ".join(f"{n:,} {reason}" for reason, n in sorted(dataset["stopped"].items()))
+
+
 def details(dataset: Entry, width: int, look: Look) -> list[Line]:
     """All that its row may have no room for, in as many lines as that takes."""
     cap = f"of {dataset['cap_tokens']:,} {dataset['count']} tokens" if dataset["cap_tokens"] else "tokens, no cap"
     lengths = (("mean", "mean_tokens"), ("p50", "p50_tokens"), ("p95", "p95_tokens"), ("max", "max_tokens"))
     phrases = [
         f"{dataset['name']}: {dataset['spent_tokens']:,} {cap}",
-        f"{dataset['done']:,} answers",
+        counted(dataset["done"], "answer"),
         " ".join(f"{name} {dataset[key]:,.0f}" for name, key in lengths),
         *(f"{n:,} {flag}" for flag, n in sorted(dataset["flags"].items())),
         *(f"{n:,} rejected as {reason}" for reason, n in sorted(dataset["rejects"].items())),
+        *(f"{counted(n, 'turn')} not made after {reason}" for reason, n in sorted(dataset["stopped"].items())),
         f"{dataset['queued']:,} queued",
         f"{dataset['in_flight']:,} in flight",
-        f"{dataset['expired_leases']:,} leases expired",
+        f"{counted(dataset['expired_leases'], 'lease')} expired",
         f"weight {dataset['weight']:g}",
     ]
     lines = [""]

@@ -1,20 +1,13 @@
 """Which record `show` and `top` show, and why there is none where there is none."""
 
-import time
 from collections.abc import Iterable
-from pathlib import Path
-
-import msgspec
 
 from common.errors import UsageError
-from common.ledger import DatasetState, Ledger
+from common.ledger import Ledger
 from common.registered import registered_names
-from common.rejects import Reject, each_reject
 from common.segments import Entry
 from common.settings import Settings, nearest
-from common.turns import row_of
-from producer.datasets.cursor import Cursor
-from producer.datasets.reasons import REASONS
+from producer.monitor.absent import why_absent
 from producer.monitor.find import Finder, Found
 
 
@@ -71,43 +64,4 @@ class Looker:
         """Why the sample at `index` has no record."""
         attempts = ", ".join(map(str, superseded))
         also = f"; what attempt {attempts} made of it was superseded, and does not count" if attempts else ""
-        return f"{self._dataset}/{index} {self._where(index)}{also}"
-
-    def _where(self, index: int) -> str:
-        rejected = _rejected(self._output, self._dataset, index)
-        said = f"was rejected: {_why(rejected)}" if rejected else "has no record in the files"
-        if self._ledger is None:
-            return said
-        state, sample = self._ledger.snapshot(self._dataset), self._ledger.sample(self._dataset, index)
-        if sample.leased:
-            seconds = max(0.0, state.now_ms - sample.attempt) / 1000
-            since = time.strftime("%H:%M:%S", time.localtime(sample.attempt / 1000))
-            return f"has no answer yet: it is in flight at {sample.owner} since {since} ({seconds:.0f} s)"
-        if sample.queued:
-            return "has no answer yet: it is queued" + (f", after {sample.lost} lost attempts" if sample.lost else "")
-        if rejected or sample.done:
-            return said if rejected else f"has ended, and {said[4:]}; `tokenmill verify` says what is wrong"
-        return f"is not there: {_rows(state, index)}"
-
-
-def _rejected(output: Path, dataset: str, index: int) -> Reject | None:
-    return next((one for one in each_reject(output, dataset) if isinstance(one, Reject) and one.index == index), None)
-
-
-def _why(reject: Reject) -> str:
-    meaning = REASONS.get(reject.reason, "")
-    words = dict.fromkeys(one for one in (reject.reason, meaning, reject.detail) if one)
-    return "; ".join(words)
-
-
-def _rows(state: DatasetState, index: int) -> str:
-    """Where the reading of the source is, beside the row that was asked for."""
-    all_turns = state.spec.get("turns") == "all"
-    row = row_of(index) if all_turns else index
-    try:
-        read = Cursor.parse(state.cursor).index
-    except msgspec.DecodeError:
-        read = 0
-    if row >= read:
-        return f"its source ended after {read:,} rows" if state.ended else f"its source was read up to row {read:,}"
-    return "its conversation has no such turn" if all_turns else "its row was passed over"
+        return f"{self._dataset}/{index} {why_absent(self._output, self._dataset, index, self._ledger)}{also}"

@@ -11,6 +11,7 @@ from common.answers import parse
 from common.chat_template import Tokenizer
 from common.records import Record
 from common.segments import Entry, record_at
+from common.turns import row_of
 from producer.dry_run import MARKS
 from producer.monitor.grid import Line
 
@@ -85,15 +86,16 @@ def told(sample: Sample, *, ids: bool = False) -> list[Line]:
 
 def _facts(sample: Sample) -> list[Line]:
     record = sample.record
-    turn = "" if record.turn is None else f", turn {record.turn + 1} of {record.turns}"
+    turn = "" if record.turn is None else f", row {row_of(record.index):,}, turn {record.turn} (of {record.turns})"
     tokens = f"{record.prompt_tokens:,} + {record.completion_tokens:,} tokens ({record.cached_tokens:,} cached)"
     lines: list[Line] = [
         [(record.sample_id, "head"), (f"{turn}: {record.finish_reason}, attempt {record.attempt}", "")],
         [(f"{tokens}, {record.latency_seconds:.1f} s at {record.server}, {record.created_at}", "")],
     ]
-    if record.flags or sample.damages:
-        words = dict.fromkeys((*record.flags, *sample.damages))
-        lines.append([(f"flags: {', '.join(words)}", "bad")])
+    if record.flags:
+        lines.append([(f"flags: {', '.join(record.flags)}", "bad")])
+    if sample.damages:
+        lines.append([(f"damage, as it is read now: {', '.join(sample.damages)}", "bad")])
     if sample.superseded:
         attempts = ", ".join(map(str, sample.superseded))
         lines.append([(f"superseded, and not shown: attempt {attempts}", "warn")])

@@ -1,5 +1,6 @@
 """The command line explains itself: at once, for every command, in whole sentences, and in docs/cli.md."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from common.ledger import Ledger
 from producer.cli.main import cli
 from tests.acceptance.commands import TOKENMILL, environment, tokenmill
 from tests.conftest import PATIENCE_SECONDS, REPO, SHARED
+from tests.integration.status_steps import register
+from tests.lines import write_config
 
 COMMANDS = [
     "demo",
@@ -188,3 +192,26 @@ def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ConfigError" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["cap --help", "status", "workers list", "servers list", "status --json"])
+def test_a_command_whose_reader_has_gone_ends_without_a_word(
+    tmp_path: Path, valkey: str, ledger: Ledger, command: str
+) -> None:
+    """`| head` made it leave with 1, the code of a fault of ours."""
+    write_config(tmp_path, valkey)
+    register(ledger, "A")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*TOKENMILL, *command.split()],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -112,10 +112,11 @@ def test_enqueue_goes_on_without_a_server_that_is_away(
     done = tokenmill("enqueue", folder=tmp_path)
 
     assert (done.returncode, done.stdout) == (0, "")
-    away, known, registered = done.stderr.splitlines()
+    away, known, registered, nobody = done.stderr.splitlines()
     assert away.startswith(f"warning: {closed} cannot be reached (Connection refused)")
     assert known.startswith(f"warning: {good}: SGLang 0.5.13: an abort")
     assert registered == "A: new, layout input_ids"
+    assert nobody.startswith("! neither control nor a worker is heard of: ")
     assert ledger.datasets() == ["A"]
     (server,) = json.loads((tmp_path / "out" / "run.json").read_text())["servers"]
     assert (server["url"], server["version"], server["stream_mode"]) == (good, "0.5.13", "cumulative")

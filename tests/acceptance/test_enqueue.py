@@ -27,13 +27,39 @@ def test_rows_from_a_pipe_are_kept_and_registered(
     done = tokenmill("enqueue", folder=tmp_path, piped=ROWS)
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    kept, registered = done.stderr.splitlines()
+    kept, registered, nobody = done.stderr.splitlines()
     assert kept.startswith(f"A: standard input was copied to {copy} ({len(ROWS)} bytes)")
     assert registered == "A: new, layouts input_ids (1), prompt (1) of all 2 rows"
+    assert nobody.startswith("! neither control nor a worker is heard of: ")
     assert copy.read_text() == ROWS
     assert ledger.datasets() == ["A"]
     again = tokenmill("enqueue", folder=tmp_path)
-    assert again.stderr == "A: known, layouts input_ids (1), prompt (1) of all 2 rows\n"
+    assert again.stderr.splitlines() == ["A: goes on, layouts input_ids (1), prompt (1) of all 2 rows", nobody]
+
+
+def test_a_source_of_which_nothing_can_be_used_is_refused_before_anything_is_written(
+    tmp_path: Path, simulate: Simulate, valkey: str, ledger: Ledger
+) -> None:
+    """A misspelt column gave a reject for each row, and `layout none` was all that was said of it."""
+    url = simulate("--speed", "0", *EXAMPLE_IDS)
+    configure(tmp_path, url, more=f'redis = "{valkey}"\n')
+    config = tmp_path / "tokenmill.toml"
+    config.write_text(config.read_text() + 'columns = { prompt = "questoin" }\n')
+    (tmp_path / "a.jsonl").write_text('{"question": "Why?"}\n' * 20)
+    said = (
+        "A: none of its 20 rows can be a prompt: 20 no_prompt (the row has none of the columns that the configuration "
+        f"names); correct its `columns` or its path ({tmp_path}/a.jsonl)"
+    )
+
+    done = tokenmill("enqueue", folder=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tokenmill: {said}; see `tokenmill enqueue --dry-run`, or ")
+    assert (ledger.datasets(), (tmp_path / "out").exists()) == ([], False)
+    forced = tokenmill("enqueue", "--force", folder=tmp_path)
+    assert forced.returncode == 0
+    assert f"warning: {said}" in forced.stderr.splitlines()
+    assert ledger.datasets() == ["A"]
 
 
 def test_nothing_piped_in_is_refused(tmp_path: Path, valkey: str) -> None:

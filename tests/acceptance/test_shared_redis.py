@@ -90,7 +90,7 @@ def test_jobs_are_enqueued_while_control_and_worker_run(site: Site) -> None:
 
     # A cap from the command line, above the one in the file; and a second dataset.
     done = site.command("enqueue", "A", "--cap", "4000", "--wait")
-    assert "A: reopened, layout input_ids" in done.stderr.splitlines()
+    assert "A: goes on, open again, layout input_ids" in done.stderr.splitlines()
     assert "B: new, layout input_ids" in site.command("enqueue", "B", "--wait").stderr.splitlines()
     # A worker tells of itself every 2 s.
     wait_until("the worker has nothing in flight", lambda: site.status()["workers"][0]["in_flight"] == 0)

@@ -119,7 +119,7 @@ def test_workers_are_added_drained_stopped_and_scaled(job: Job, ledger: Ledger) 
     wait_until("all have answers in flight", lambda: all(one["in_flight"] for one in job.workers().values()))
 
     # A worker that this machine did not add ends by the ledger's word alone, and is not to be started again.
-    assert "ends when its" in job.command("workers", "drain", "w3")
+    assert "ends when what it has in flight has ended" in job.command("workers", "drain", "w3")
     assert named.wait(60) == DISMISSED
     assert job.command("workers", "stop", "w9", code=2).startswith(
         "tokenmill: no worker of this job is named 'w9'; did you mean w"

@@ -32,6 +32,12 @@ def say(ledger: Ledger, name: str, facts: dict[str, Any], seconds_ago: float = 0
         ledger.redis.hset(WORKERS, name, f"{now - round(seconds_ago * 1000)} {json.dumps(facts)}")
 
 
+def at_work(ledger: Ledger) -> None:
+    """Control and a worker are heard of."""
+    say(ledger, "keeper", {"kind": "keeper"})
+    say(ledger, "w9@host", worker(8, 0, server("http://a:1")))
+
+
 def register(ledger: Ledger, name: str, **more: Any) -> None:
     ledger.register(DatasetSettings(name=name, path=Path(f"{name}.jsonl"), **more))
 
@@ -60,4 +66,5 @@ def fill(ledger: Ledger) -> None:
     ledger.settle("B", [Settled(0, 1, 700, 300, 0, ())], rebuild=True)
     ledger.admit("B", room=9, window=64, tokens_per_second=30)
     register(ledger, "C")
+    ledger.heartbeat("keeper", {"kind": "keeper"})
     ledger.transition("C", "failed", ["open"], "its source c.jsonl cannot be read: No such file or directory")

@@ -131,6 +131,13 @@ def test_a_model_that_does_not_close_its_thoughts_is_said(start: Start, tmp_path
     assert said(found, "probe_think").endswith(": 3 of 3 answers ended without </think>")
 
 
+def test_a_model_that_does_not_think_is_said(start: Start, tmp_path: Path) -> None:
+    found = examine(configured(tmp_path, start(faults=("no_thinking",))))
+
+    assert findings(found) == {"probe_think": "warning"}
+    assert said(found, "probe_think").startswith("the think blocks of all 3 answers that ended are empty")
+
+
 def test_an_end_that_the_tokenizer_does_not_name_is_said(start: Start, tmp_path: Path) -> None:
     found = examine(configured(tmp_path, start(end_token_id=4091)))
 

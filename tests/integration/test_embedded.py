@@ -32,6 +32,21 @@ with owned(settings) as server:
     time.sleep(600)
 """
 
+# A command that starts the server for itself, and is at it for long: `status --follow`.
+BORROWER = """
+import sys, time
+from pathlib import Path
+from common.ledger import Ledger
+from common.sections import TokenizerSettings
+from common.settings import Settings
+from producer.embedded import reachable
+
+settings = Settings(output=Path(sys.argv[1]), tokenizer=TokenizerSettings(path=Path("tok")))
+with reachable(settings):
+    print(Ledger.connect(settings.redis_url).redis.info("server")["process_id"], flush=True)
+    time.sleep(600)
+"""
+
 
 def settings_for(output: Path) -> Settings:
     return Settings(output=output, tokenizer=TokenizerSettings(path=Path("tok")))
@@ -229,6 +244,37 @@ def test_a_command_says_so_where_nothing_was_run(settings: Settings) -> None:
     ):
         pytest.fail("there is nothing to reach")
     assert not settings.output.exists()
+
+
+def test_a_command_says_so_where_the_data_of_redis_is_gone(settings: Settings) -> None:
+    """It said that nothing was run yet, with hundreds of records there."""
+    segment = settings.output / "A" / "w1-1.jsonl"
+    for made in (settings.output / "run.json", segment):
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text("")
+        gone = r"is gone from .*, but what was made is .*`tokenmill recover`"
+        with pytest.raises(RedisUnavailable, match=gone), reachable(settings):
+            pytest.fail("there is nothing to reach")
+        made.unlink()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_server_of_a_command_ends_with_it_however_it_ends(
+    settings: Settings, kill_later: Callable[[int], None], number: signal.Signals
+) -> None:
+    with owned(settings):
+        put(settings, "/m")
+    command = [sys.executable, "-c", BORROWER, str(settings.output)]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as borrower:
+        assert borrower.stdout is not None
+        server = int(borrower.stdout.readline())
+        kill_later(borrower.pid)
+        kill_later(server)
+        assert alive(server)
+        borrower.send_signal(number)
+    wait_until("its server has ended", lambda: not alive(server))
+    with reachable(settings):
+        assert got(settings) == "/m"
 
 
 def test_a_redis_of_their_own_is_not_looked_at(settings: Settings) -> None:

@@ -55,6 +55,7 @@ def at_work(ledger: Ledger) -> Ledger:
     load = {"running": 3, "waiting": 0, "kv_usage": 0.25, "tokens_per_second": 17.0, "limit": 4, "why": "steady"}
     worker = {"kind": "worker", "concurrency": 8, "limit": 4, "in_flight": 1, "servers": [server | load]}
     ledger.heartbeat("w@host", worker)
+    ledger.heartbeat("keeper", {"kind": "keeper"})
     ledger.set_failed_attempts("w@host 1", {"timeout": 2})
     return ledger
 

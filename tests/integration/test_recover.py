@@ -208,6 +208,16 @@ def acl(ledger: Ledger, rule: str) -> None:
     ledger.redis.execute_command("ACL", "SETUSER", "default", rule)  # type: ignore[no-untyped-call]
 
 
+def test_a_dataset_at_its_cap_is_capped_at_once(ledger: Ledger, settings: Settings) -> None:
+    """It was open, at 102 % of its cap, until the next run."""
+    write_segment(settings.output, "w-0.jsonl", record_line(0), record_line(1))  # of 2 completion tokens each
+    (dataset,) = settings.datasets
+    for cap_tokens, state in ((4, "capped"), (5, "open"), (3, "capped"), (None, "open")):
+        capped = settings.model_copy(update={"datasets": [dataset.model_copy(update={"cap_tokens": cap_tokens})]})
+        assert [done.state for done in recover(capped, ledger)] == [state]
+    assert ledger.register(dataset.model_copy(update={"cap_tokens": None})) == "known"
+
+
 def test_verify_names_what_the_ledger_has_otherwise(ledger: Ledger, settings: Settings) -> None:
     write_segment(settings.output, "w-0.jsonl", record_line(0), record_line(1))
     recover(settings, ledger)
@@ -222,7 +232,7 @@ def test_verify_names_what_the_ledger_has_otherwise(ledger: Ledger, settings: Se
         Difference("A", "prompt_tokens", 9, 6),
         Difference("A", "completion_tokens", 6, 4),
     ]
-    assert report.notes == ["A: 1 of the records were written, but never settled in the ledger"]
+    assert report.notes == ["A: 1 record written, but never settled in the ledger"]
 
 
 def test_verify_does_not_judge_a_ledger_at_work(ledger: Ledger, settings: Settings) -> None:
@@ -248,11 +258,13 @@ def test_the_commands_on_a_redis_of_ones_own(ledger: Ledger, tmp_path: Path, val
     result = CliRunner().invoke(files.recover, ["-c", str(config)])
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        f"A: 1 records, 5 tokens (3 prompt + 2 completion), 0 rejects, 0 superseded, {torn} torn bytes cut",
+        f"A: 1 record, 5 tokens (3 prompt + 2 completion), 0 rejects, 0 superseded, {torn} torn bytes cut",
         "B: 0 records, 0 tokens (0 prompt + 0 completion), 0 rejects, 0 superseded, 0 torn bytes cut",
     ]
     assert f"`tokenmill run -c {config}` goes on from here" in result.stderr
-    assert CliRunner().invoke(files.verify, ["-c", str(config)]).exit_code == 0
+    result = CliRunner().invoke(files.verify, ["-c", str(config)])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "nothing wrong: 1 record, 5 tokens; the ledger agrees"
 
 
 def test_the_commands_on_the_embedded_redis(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_an_emptied_ledger_is_asked_for_once_and_built_from_the_files(
         "Redis has forgotten A, B; the books are built anew from the files by `tokenmill control`, `run` or `enqueue`"
     ]
     assert asked(ledger, keeper) == 1
-    assert restore(settings, ledger) == "1 datasets built anew from their files"
+    assert restore(settings, ledger) == "1 dataset built anew from the files"
     assert trouble(settings, ledger) == []
     a, b = map(ledger.snapshot, "AB")
     assert (a.state, a.done, b.state, b.cap_tokens) == ("open", 2, "open", 7000)
@@ -82,7 +82,7 @@ def test_an_emptied_ledger_is_asked_for_once_and_built_from_the_files(
     assert ledger.model() == facts
     # Whoever comes second finds nothing to do.
     ledger.transition("A", "paused", ["open"], "by hand")
-    assert restore(settings, ledger) == "0 datasets built anew from their files"
+    assert restore(settings, ledger) == "0 datasets built anew from the files"
     assert ledger.snapshot("A").reason == "by hand"
     assert asked(ledger, keeper) == 0
 

@@ -138,9 +138,11 @@ def test_why_there_is_no_record(config: Path, ledger: Ledger) -> None:
     assert refusal(config, "A", "0").endswith("; 9,000 and 10,240 tokens")
     assert refusal(config, "A", "1").startswith("A/1 has no answer yet: it is in flight at w1@host since ")
     assert refusal(config, "A", "2") == "A/2 has no answer yet: it is queued"
-    assert refusal(config, "A", "500") == "A/500 is not there: its source was read up to row 20"
+    assert refusal(config, "A", "500") == (
+        "A/500 is not there: only the first 20 rows of its source were read so far"
+    )
     ledger.release("A", [(1, claimed.attempt)], failed=True)
-    assert refusal(config, "A", "1") == "A/1 has no answer yet: it is queued, after 1 lost attempts"
+    assert refusal(config, "A", "1") == "A/1 has no answer yet: it is queued, after 1 lost attempt"
 
 
 def test_a_record_that_was_taken_back_is_not_shown(config: Path, ledger: Ledger) -> None:
@@ -149,7 +151,7 @@ def test_a_record_that_was_taken_back_is_not_shown(config: Path, ledger: Ledger)
     (claimed,), _ = ledger.claim("A", "w1@host", 60, [1])
     ledger.release("A", [(1, claimed.attempt)], failed=True)
     assert refusal(config, "A", "1") == (
-        "A/1 has no answer yet: it is queued, after 1 lost attempts; what attempt "
+        "A/1 has no answer yet: it is queued, after 1 lost attempt; what attempt "
         f"{NOW_MS} made of it was superseded, and does not count"
     )
     settle(ledger, 1, NOW_MS + 5)

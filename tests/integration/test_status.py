@@ -2,6 +2,9 @@
 
 import json
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from common.events import make_event
 from common.ledger import Ledger, Settled
 from producer.cli import operate
 from producer.status import snapshot
-from tests.integration.status_steps import fill, register, say, server, worker
+from tests.integration.status_steps import at_work, fill, register, say, server, worker
 from tests.lines import write_config
 
 NUMBER = (int, float)
@@ -205,6 +208,7 @@ def test_the_limits_of_the_workers_at_a_server_add_up_and_its_load_is_told_once(
 def test_a_worker_that_fell_silent_is_named_and_its_slots_are_not_counted(ledger: Ledger, datasets: int) -> None:
     for index in range(datasets):
         register(ledger, f"D{index}")
+    say(ledger, "keeper", {"kind": "keeper"})
     say(ledger, "w1@host", worker(8, 5, server("http://a:1", "down", 5, "refused")), seconds_ago=100)
     say(ledger, "w2@host", worker(4, 1, server("http://a:1", in_flight=1), trouble="the disk is full"))
     seen = snapshot(ledger)
@@ -224,6 +228,7 @@ def test_datasets_that_share_the_servers_end_in_the_order_of_what_is_to_come_at_
         register(ledger, name, cap_tokens=cap_tokens)
         ledger.settle(name, [Settled(0, 1, 5, 100, 0, ())], rebuild=True)
         ledger.admit(name, room=9, window=64, tokens_per_second=rate)
+    at_work(ledger)
     seen = snapshot(ledger)
     # A needs 90 s at its rate. B has then 2900 - 1800 tokens to come, at 20 of the 30 tokens/s that share all 40.
     assert [dataset["eta_seconds"] for dataset in seen["datasets"]] == [90, 90 + round(1100 / (20 * 40 / 30)), None]
@@ -236,6 +241,7 @@ def test_a_dataset_far_over_its_cap_is_named(ledger: Ledger) -> None:
     for name, tokens in (("A", 1200), ("B", 1009)):
         register(ledger, name, cap_tokens=1000)
         ledger.settle(name, [Settled(i, 1, 5, tokens // 100, 0, ()) for i in range(100)], rebuild=True)
+    at_work(ledger)
     assert snapshot(ledger)["troubles"] == ["A is at 1,200 tokens, 20% over its cap"]
 
 
@@ -248,6 +254,69 @@ def test_the_last_events_are_told_and_workers_that_fell_silent_are_called_so(led
     assert [event["detail"] for event in seen["events"]] == [f"number {number}" for number in range(10, 30)]
     assert [one["state"] for one in seen["workers"]] == ["draining", "silent"]
     assert [event["detail"] for event in snapshot(ledger, events=2)["events"]] == ["number 28", "number 29"]
+
+
+# Whether anybody works
+
+
+def test_a_job_that_nobody_works_on_says_so_and_has_no_rate(ledger: Ledger) -> None:
+    """The rates are those of the last tick of a keeper: they stood there frozen, with a time until the end."""
+    register(ledger, "A", cap_tokens=1000)
+    ledger.settle("A", [Settled(0, 1, 5, 5, 0, ())], rebuild=True)
+    ledger.admit("A", room=9, window=64, tokens_per_second=271)
+    seen = snapshot(ledger)
+    (trouble,) = seen["troubles"]
+    assert trouble == (
+        "neither control nor a worker is heard of: nothing will start until `tokenmill run` is started, or `tokenmill "
+        "control` and `tokenmill worker`"
+    )
+    (a,) = seen["datasets"]
+    assert (a["tokens_per_second"], a["eta_seconds"], seen["totals"]["tokens_per_second"]) == (0, None, 0)
+    at_work(ledger)
+    seen = snapshot(ledger)
+    assert seen["troubles"] == []
+    assert seen["datasets"][0]["tokens_per_second"] == 271
+
+
+@pytest.mark.parametrize(
+    ("there", "gone", "said"),
+    [
+        ("keeper", "worker", "no worker is heard of: nothing will start until `tokenmill worker` is started"),
+        ("worker", "keeper", "control is not heard of: nothing more is fed or sent; start `tokenmill control`"),
+    ],
+)
+def test_which_of_them_is_missing_is_said(ledger: Ledger, there: str, gone: str, said: str) -> None:
+    register(ledger, "A")
+    ledger.admit("A", room=9, window=64, tokens_per_second=271)
+    say(ledger, there, worker(8, 0) | {"kind": there})
+    say(ledger, gone, worker(8, 0) | {"kind": gone}, seconds_ago=11)
+    seen = snapshot(ledger)
+    assert seen["troubles"][0] == said
+    assert seen["datasets"][0]["tokens_per_second"] == 0
+
+
+def test_nobody_is_missed_who_is_being_started_or_has_nothing_to_do(ledger: Ledger) -> None:
+    register(ledger, "A", cap_tokens=1000)
+    assert snapshot(ledger, at_end=True)["troubles"] == []
+    ledger.expect_processes(60)
+    assert snapshot(ledger)["troubles"] == []
+    ledger.redis.flushall()
+    register(ledger, "A")
+    assert len(snapshot(ledger)["troubles"]) == 1
+    ledger.transition("A", "exhausted", ["open"])
+    assert snapshot(ledger)["troubles"] == []
+
+
+def test_a_worker_whose_process_is_gone_is_dead_and_has_nothing_in_flight(ledger: Ledger) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    here = {"host": socket.gethostname(), "pid": ended.pid, "began": "some time"}
+    say(ledger, "w1@here", worker(8, 9) | here, seconds_ago=70)
+    say(ledger, "w2@there", worker(8, 9) | here | {"host": "elsewhere"}, seconds_ago=70)
+    seen = snapshot(ledger)
+    assert [(one["state"], one["in_flight"]) for one in seen["workers"]] == [("dead", 0), ("silent", 9)]
+    assert re.fullmatch(r"w1@here was last heard of 7\d s ago; its process is gone", seen["troubles"][0])
+    assert re.fullmatch(r"w2@there was last heard of 7\d s ago", seen["troubles"][1])
 
 
 # What programs see

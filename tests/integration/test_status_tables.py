@@ -13,7 +13,7 @@ from common.ledger import Ledger
 from producer import display
 from producer.cli import operate
 from producer.status import snapshot
-from tests.integration.status_steps import fill, say, server, worker
+from tests.integration.status_steps import at_work, fill, say, server, worker
 from tests.lines import write_config
 
 
@@ -73,6 +73,7 @@ def big(name: str) -> dict[str, Any]:
         "no_think_end": 1234,
         "rejected": 1234,
         "rejects": {"too_long": 1234},
+        "stopped": {},
         "failed": 1234,
         "expired_leases": 12,
         "in_flight": 1500,
@@ -140,6 +141,7 @@ def test_the_command_prints_the_page_once(ledger: Ledger, tmp_path: Any, valkey:
 
 def test_the_line_for_pipes(ledger: Ledger) -> None:
     fill(ledger)
+    at_work(ledger)
     assert display.line(snapshot(ledger)) == (
         "7 samples, 1,240 tokens, 56 tokens/s, 3 in flight, 3 rejected, 2 datasets open"
     )

@@ -74,7 +74,7 @@ def shown(ledger: Ledger, name: str) -> dict[str, Any]:
 
 def test_a_paused_dataset_hands_out_nothing_until_it_is_resumed(settings: Settings, ledger: Ledger) -> None:
     spend(ledger, "A", 40)
-    assert steer.pause(settings, ledger, "A") == "A: paused; 1 answers in flight end and count"
+    assert steer.pause(settings, ledger, "A") == "A: paused; 1 answer in flight ends and counts"
     assert shown(ledger, "A")["state"] == "paused"
     assert f"paused by {operator()} at 20" in shown(ledger, "A")["reason"]
     assert ledger.claim("A", "w1@h", 60, [2])[1] == {2: "paused"}
@@ -115,12 +115,12 @@ def test_a_raised_cap_opens_a_capped_dataset_and_a_lowered_one_says_what_follows
     spend(ledger, "A", 9_990)
     ledger.transition("A", "capped", ["open"])
     assert steer.set_cap(settings, ledger, "A", 5_000) == (
-        "A: cap 10,000 tokens -> 5,000 tokens, and 9,990 are spent: what is there stays, 1 answers in flight end and "
-        "count, and nothing new is started"
+        "A: cap 10,000 tokens -> 5,000 tokens, and 9,990 are spent: what is there stays, 1 answer in flight ends and "
+        "counts, and nothing new is started"
     )
     assert ledger.snapshot("A").state == "capped"
     assert steer.add_to_cap(settings, ledger, "A", 4_000).endswith(
-        "9,990 are spent: what is there stays, 1 answers in flight end and count, and nothing new is started"
+        "9,990 are spent: what is there stays, 1 answer in flight ends and counts, and nothing new is started"
     )
     assert steer.add_to_cap(settings, ledger, "A", 4_000) == "A: cap 9,000 tokens -> 13,000 tokens; it is open again"
     assert (shown(ledger, "A")["state"], shown(ledger, "A")["cap_tokens"]) == ("open", 13_000)
@@ -181,7 +181,7 @@ def test_cancel_withdraws_what_is_queued_and_counts_what_is_in_flight(settings: 
     spend(ledger, "A", 40)
     attempt = int.from_bytes(cast("bytes", ledger.redis.getrange("tokenmill:d:A:attempts", 6, 11)))
     assert steer.cancel(settings, ledger, "A") == (
-        "A: cancelled with 1 records, which stay; 1 queued samples were withdrawn, 1 answers in flight end and count"
+        "A: cancelled; its 1 record stays, 1 queued sample was withdrawn, 1 answer in flight ends and counts"
     )
     state = ledger.snapshot("A")
     assert (state.state, state.queued, state.in_flight) == ("cancelled", 0, 1)
@@ -217,7 +217,7 @@ def test_everything_outlives_an_emptied_redis(settings: Settings, ledger: Ledger
     steer.cancel(settings, ledger, "B")
     reason = ledger.snapshot("A").reason
     ledger.redis.flushall()
-    assert restore(settings, ledger) == "1 datasets built anew from their files"
+    assert restore(settings, ledger) == "1 dataset built anew from the files"
     a, b = ledger.snapshot("A"), ledger.snapshot("B")
     assert (a.state, a.cap_tokens, a.weight, a.done, a.reason) == ("paused", 12_000, 2.5, 2, reason)
     assert b.state == "cancelled"

@@ -29,6 +29,7 @@ def dataset(number: int, **changes: Any) -> dict[str, Any]:
         "done": 1234 * number,
         "flags": {"truncated": number},
         "rejects": {"too_long": number},
+        "stopped": {"truncated": number} if number % 2 else {},
         "expired_leases": number,
         "tokens_per_second": 12.5 * number,
         "eta_seconds": None if number % 3 == 0 else 1000 * number,

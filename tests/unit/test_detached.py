@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from producer.detached import Detached, began, changing, detached, living_here
+from common.processes import began, is_gone
+from producer.detached import Detached, changing, detached, living_here
 from tests.conftest import wait_until
 
 
@@ -92,3 +93,16 @@ def test_changes_come_one_after_the_other(tmp_path: Path) -> None:
         assert (tmp_path / "logs" / ".workers").exists()
     with changing(tmp_path):
         pass
+
+
+def test_a_process_is_gone_only_where_that_is_proved(sleeper: subprocess.Popen[bytes]) -> None:
+    here = {"host": socket.gethostname(), "pid": sleeper.pid, "began": began(sleeper.pid)}
+    assert not is_gone(here)
+    assert not is_gone({"host": here["host"], "pid": sleeper.pid})  # one of an older release
+    assert is_gone(here | {"began": "an earlier boot 12345"})  # its pid is another's now
+    sleeper.kill()
+    sleeper.wait()
+    assert is_gone(here)
+    assert is_gone({"host": here["host"], "pid": sleeper.pid})
+    assert not is_gone(here | {"host": "elsewhere"})
+    assert not is_gone({"host": here["host"]})

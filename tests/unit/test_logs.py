@@ -156,6 +156,9 @@ def test_what_our_own_modules_have_to_tell_is_told(form: str | None, begins: str
         ("tokenmill: no such file\n", "tokenmill: no such file"),
         ('{"level": "error", "message": "first"}\n{"level": "critical", "message": "why"}\nWarm shutdown\n', "why"),
         ('{"level": "info", "message": "at work"}\n[1]\n', "[1]"),
+        ('bye\n{"level": "info", "message": "1 of at most 5 answers in flight"}\n', "bye"),
+        ('{"level": "info", "message": "1 of at most 5 answers in flight"}\n', ""),
+        ('{"level": "warning", "message": "slow"}\n{"level": "info", "message": "at work"}\n', "slow"),
     ],
 )
 def test_the_last_words_of_a_process_are_its_last_error(text: str, words: str) -> None:

@@ -121,7 +121,7 @@ def test_the_command_writes_the_page_and_names_the_near(tmp_path: Path) -> None:
     config.write_text('output = "out"\n[tokenizer]\npath = "t"\n[[datasets]]\nname = "A"\npath = "x"\n')
     page = tmp_path / "r.html"
     done = CliRunner().invoke(cli, ["report", "-c", str(config), "-o", str(page)])
-    assert (done.exit_code, done.stderr) == (0, f"{page}: 2 answers of 1 datasets\n")
+    assert (done.exit_code, done.stderr) == (0, f"{page}: 2 answers of 1 dataset\n")
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     wrong = CliRunner().invoke(cli, ["report", "A1", "-c", str(config)])
     assert "did you mean A?" in str(wrong.exception)

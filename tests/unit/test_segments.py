@@ -243,7 +243,7 @@ def test_verify_reports_the_books_of_each_dataset(tmp_path: Path) -> None:
     assert (books.segments, books.records, books.samples, books.superseded) == (1, 4, 2, 2)
     assert (books.prompt_tokens, books.completion_tokens, books.total_tokens) == (6, 5, 11)
     assert (books.truncated, books.rejects) == (1, 1)
-    assert report.notes == ["A: 1 samples have a reject and a record; the record counts"]
+    assert report.notes == ["A: 1 sample with a reject and a record; the record counts"]
     assert (empty.segments, empty.samples, empty.rejects) == (0, 0, 0)
 
 
@@ -261,7 +261,7 @@ def test_the_command_works_without_redis_and_says_so(tmp_path: Path) -> None:
     write_segment(tmp_path / "out", "w-0.jsonl", record_line(0))
     result = CliRunner().invoke(files.verify, ["-c", str(config)])
     assert result.exit_code == 0
-    assert result.stdout.startswith("A: 1 samples, 5 tokens (3 prompt + 2 completion)")
+    assert result.stdout.startswith("A: 1 sample, 5 tokens (3 prompt + 2 completion)")
     assert "the ledger was not compared" in result.stderr
 
 
