@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from common.control_tokens import ControlTokens, Piece, Rendered
-from common.encoding import Encoder, FastEncoder, SlowEncoder
+from common.encoding import Encoder, FastEncoder, SlowEncoder, is_refusal
 from common.errors import TokenizerUnavailable
 from common.messages import BadPrompt, check_messages, joined_parts
 from common.quick_template import is_plain, quick_render
@@ -48,8 +48,8 @@ class Tokenizer:
         self._quick = quick_render(self._tokenizer, self._apply, settings.chat_template_kwargs)
         self._check_control_ids()
         # What this tokenizer keeps as it is: where it does not, a prompt with such in it is rejected.
-        self._keeps_text = self._returns(_ODD)
-        self._keeps_nul = "\0" in self.decode(self._encoder.encode(["a\0b"])[0])
+        self._keeps_text = self.decode(self._probed(_ODD)) == _ODD
+        self._keeps_nul = "\0" in self.decode(self._probed("a\0b"))
         self._takes_typed = self._cuts_at_control_tokens()
         self.special_ids, self.warnings = find_special_ids(
             settings.path, self._control.ids, self._turn_end(), self._tokenizer.eos_token_id
@@ -130,18 +130,27 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of rendered prompts; control tokens written by the template become control ids, typed ones text.
 
-        Raises BadPrompt for the first that cannot be encoded without a change; the others are then to be given again.
+        Raises BadPrompt if one cannot be encoded, or not without a change; the others are then to be given again.
         """
-        if any(isinstance(text, Rendered) and text.typed for text in texts):
-            many = [self._encode_typed(text) if isinstance(text, Rendered) and text.typed else None for text in texts]
-            rest = iter(self._encoder.encode([text for text, ids in zip(texts, many, strict=True) if ids is None]))
-            encoded = [next(rest) if ids is None else ids for ids in many]
-        else:
-            encoded = self._encoder.encode(texts)
+        try:
+            encoded = self._encode(texts)
+        except BadPrompt:
+            raise
+        except BaseException as error:
+            if not is_refusal(error):
+                raise
+            raise BadPrompt("bad_text", f"the tokenizer cannot encode it: {_reason(error)}") from None
         for text, ids in zip(texts, encoded, strict=True):
             if self._encoder.may_cut(text):
                 self._check_long(text, ids)
         return encoded
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if any(isinstance(text, Rendered) and text.typed for text in texts):
+            many = [self._encode_typed(text) if isinstance(text, Rendered) and text.typed else None for text in texts]
+            rest = iter(self._encoder.encode([text for text, ids in zip(texts, many, strict=True) if ids is None]))
+            return [next(rest) if ids is None else ids for ids in many]
+        return self._encoder.encode(texts)
 
     def _encode_typed(self, text: Rendered) -> list[int]:
         ids: list[int] = []
@@ -240,16 +249,22 @@ class Tokenizer:
             except TEMPLATE_ERRORS:  # it may refuse tools, or a system prompt
                 continue
             written = self._control.found(text)
-            ids = self._encoder.encode([text])[0]
+            ids = self._probed(text)
             if control_marks(ids, self._control.ids) != [self._control.ids[name] for name in written]:
                 raise TokenizerUnavailable(
                     f"the tokenizer in {self._settings.path} gives other ids than its files say to {_listed(written)}; "
                     "use another version of transformers"
                 )
 
-    def _returns(self, text: str) -> bool:
-        """Whether a text comes back from its ids as it was."""
-        return self.decode(self._encoder.encode([text])[0]) == text
+    def _probed(self, text: str) -> list[int]:
+        """The ids of a text that any tokenizer can encode."""
+        try:
+            return self.encode([text])[0]
+        except BadPrompt as bad:
+            raise TokenizerUnavailable(
+                f"the tokenizer in {self._settings.path} makes no ids of a simple text ({bad.detail}); "
+                "copy its files from the model's folder anew"
+            ) from bad
 
     def _cuts_at_control_tokens(self) -> bool:
         """Whether a text may be encoded in pieces, cut at control tokens; SentencePiece may look across them."""
@@ -319,7 +334,7 @@ def _load(settings: TokenizerSettings) -> Any:
     return tokenizer
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """What the library says, on one line: its own messages go on for paragraphs."""
     first = next(iter(str(error).strip().splitlines()), "").rstrip(" .:")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

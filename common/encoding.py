@@ -27,6 +27,17 @@ class Encoder(Protocol):
         """Whether a text is so long that its ids should be looked at."""
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether a tokenizer raised this for what is in a text.
+
+    A panic of Rust, as tiktoken's at a long run of one letter or that of `tokenizers` where added tokens that take
+    blanks along meet, is no Exception: it would end the process that feeds, and the next one at the same row.
+    """
+    if isinstance(error, Exception):
+        return not isinstance(error, MemoryError)
+    return type(error).__name__ == "PanicException"
+
+
 class FastEncoder:
     """By a tokenizer of the `tokenizers` library, on all cores."""
 

@@ -194,10 +194,11 @@ def refuse_unreadable(output: Path, dataset: DatasetSettings) -> None:
         for number, where in enumerate(files_of(source)):
             if is_url(where) and number:
                 break  # of many remote files one tells whether they can be reached
+            named = what if where == str(source) else f"{where}, of {what}"
             if not is_url(where) and not Path(where).is_file():
-                raise ConfigError(f"{what} is not a file; correct its path")
+                raise ConfigError(f"{named} is not a file; correct its path")
             if not is_url(where) and not os.access(where, os.R_OK):
-                raise ConfigError(f"{what} may not be read by this user")
+                raise ConfigError(f"{named} may not be read by this user")
             kind_of(where)
     except DataError as error:
         raise ConfigError(f"the source of dataset {dataset.name} cannot be read: {error}") from error

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from common.errors import DataError
+from producer.datasets.cells import Form
 from producer.datasets.cursor import Cursor, Row
 from producer.datasets.parquet import of_batch, raise_if_of_system, row_bytes
 from producer.datasets.places import is_url, open_file
@@ -34,9 +35,9 @@ def rows(where: str, start: Cursor) -> Iterator[Row]:
                 ) from error
             if batch is None:
                 return
-            size = row_bytes(batch)
+            size, form = row_bytes(batch), Form.of(batch.schema)
             for first in range(max(0, at.offset - begin), batch.num_rows, _SLICE_ROWS):
-                for row in of_batch(batch.slice(first, _SLICE_ROWS), at, size):
+                for row in of_batch(batch.slice(first, _SLICE_ROWS), at, size, form):
                     yield row
                     at = row.after
             begin += batch.num_rows

@@ -102,7 +102,11 @@ def _header(text: Text) -> tuple[list[str], int, str]:
     except UnicodeDecodeError:
         raise DataError(f"{text.where} is not UTF-8: its header cannot be read; convert it") from None
     delimiter = max(_DELIMITERS, key=line.count)
-    names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    try:
+        names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    except csv.Error as error:
+        cure = "let its lines end with LF, not with CR alone" if "\r" in line.rstrip() else "correct it"
+        raise DataError(f"the header of {text.where} is not CSV ({error}); {cure}") from None
     if not any(names):
         raise DataError(f"{text.where} has no header; let its first line name the columns")
     if len(set(names)) != len(names):

@@ -33,7 +33,7 @@ class Cursor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadLine(msgspec.Struct, frozen=True):
-    """In place of a row that its container cannot give: `reason` is line_too_long or not_csv."""
+    """In place of a row that its container cannot give: `reason` is line_too_long, not_csv or bad_text."""
 
     reason: str
     detail: str

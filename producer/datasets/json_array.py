@@ -74,7 +74,11 @@ def _opened(text: Text, offset: int, *, array: bool) -> Iterator[bytes]:
     """The pieces from `offset` on, BOM and opening bracket blanked out, so that each byte keeps its place."""
     chunks = text.chunks(offset)
     if offset == 0:
-        head = next(chunks, b"")
+        head = b""
+        while len(head) <= len(BOM) or not head.removeprefix(BOM).strip():  # a frame of Zstandard may hold a BOM alone
+            if not (chunk := next(chunks, b"")):
+                break
+            head += chunk
         if head.startswith(BOM):
             head = b"   " + head[3:]
         yield head.replace(b"[", b" ", 1) if array else head

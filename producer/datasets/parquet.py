@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.errors import DataError
+from producer.datasets.cells import Form, rows_of_batch
 from producer.datasets.cursor import Cursor, Row
 from producer.datasets.places import open_file
 
@@ -52,6 +53,7 @@ def count(where: str) -> int:
 def _of_group(where: str, parquet: pq.ParquetFile, number: int, at: Cursor, skipped: int) -> Iterator[Row]:
     group = parquet.metadata.row_group(number)
     batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size)))
+    form = Form.of(parquet.schema_arrow)
     batches = parquet.iter_batches(batch_size=batch_rows, row_groups=[number], use_threads=False)
     while True:
         try:
@@ -69,7 +71,7 @@ def _of_group(where: str, parquet: pq.ParquetFile, number: int, at: Cursor, skip
         if skipped >= batch.num_rows:
             skipped -= batch.num_rows
             continue
-        for row in of_batch(batch.slice(skipped), at, row_bytes(batch)):
+        for row in of_batch(batch.slice(skipped), at, row_bytes(batch), form):
             yield row
             at = row.after
         skipped = 0
@@ -81,9 +83,9 @@ def row_bytes(batch: pa.RecordBatch) -> int:
     return size // max(1, rows)
 
 
-def of_batch(batch: pa.RecordBatch, at: Cursor, size: int) -> Iterator[Row]:
+def of_batch(batch: pa.RecordBatch, at: Cursor, size: int, form: Form) -> Iterator[Row]:
     """The rows of a batch, of which the first is at the cursor `at`, and each takes some `size` bytes."""
-    for value in batch.to_pylist():
+    for value in rows_of_batch(batch, form):
         at = at.behind(at.offset + 1)
         yield Row(at.index - 1, value, at, size)
 

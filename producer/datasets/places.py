@@ -71,4 +71,9 @@ def names_in(folder: str) -> list[str]:
     if is_url(folder):
         return remote.names_in(folder)
     with os.scandir(folder) as entries:
-        return [entry.path for entry in entries if entry.is_file()]
+        return [entry.path for entry in entries if is_file(entry.path)]
+
+
+def is_file(path: str) -> bool:
+    """Whether it is a file, or a link to one that is not there: that is missed when it is read, and not left out."""
+    return Path(path).is_file() or (Path(path).is_symlink() and not Path(path).exists())

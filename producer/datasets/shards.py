@@ -1,6 +1,7 @@
 """The files of a source: itself, those of a folder, or those that a pattern means, in the natural order of names."""
 
 import glob
+import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 from common.errors import DataError
 from common.segments import NOT_JSON
 from producer.datasets import remote
-from producer.datasets.places import cache_key, is_folder, is_url, names_in
+from producer.datasets.places import cache_key, is_file, is_folder, is_url, names_in
 
 # What is taken of a folder. A pattern takes whatever it means.
 ENDINGS = (".jsonl", ".ndjson", ".json", ".traj", ".parquet", ".csv", ".tsv", ".arrow", ".feather")
@@ -56,7 +57,18 @@ def _is_pattern(source: str | Path) -> bool:
 
 
 def _matches(pattern: str) -> list[str]:
-    return [name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]  # noqa: PTH207
+    """The files that a pattern means, each once.
+
+    `**` follows a link to a folder above itself forty times, and `**/**` finds a file once for each way to part its
+    path. Two names of one file within a folder are two files: whoever put them there meant it.
+    """
+    found = [name for name in glob.glob(pattern, recursive=True) if is_file(name)]  # noqa: PTH207
+    if "**" not in pattern:
+        return found
+    by_place: dict[str, str] = {}
+    for name in sorted(found, key=lambda name: (name.count("/"), name)):
+        by_place.setdefault(os.path.realpath(name), name)
+    return list(by_place.values())
 
 
 def _is_data(name: str) -> bool:
@@ -83,7 +95,10 @@ def _saved_dataset(folder: Path) -> list[str] | None:
     if not state.is_file():
         return None
     try:
-        listed = msgspec.json.decode(state.read_bytes(), type=dict)["_data_files"]
-        return [str(folder / one["filename"]) for one in listed]
+        facts = msgspec.json.decode(state.read_bytes(), type=dict)
+        files = [str(folder / one["filename"]) for one in facts["_data_files"]]
     except (*NOT_JSON, KeyError, TypeError):
         return None  # of another program
+    if facts.get("_indices_data_files"):  # as older versions of `datasets` save what was selected or shuffled
+        raise DataError(f"{folder} has rows that its index leaves out; save it again behind `flatten_indices()`")
+    return files

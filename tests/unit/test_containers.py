@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
+from common.errors import DataError
 from producer.datasets.containers import Cursor, Reader, Row, read_rows
 from tests.containers import CONTAINERS, decoded, table
 
@@ -108,3 +110,19 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path, container: str) -> 
 )
 def test_cursors_of_before_are_read(text: str, cursor: Cursor) -> None:
     assert Cursor.parse(text) == cursor == Cursor.parse(cursor.text())
+
+
+@pytest.mark.parametrize("head", [b"", b"\xef", b"\xef\xbb\xbf", b" \n"])
+def test_an_array_whose_first_frame_ends_before_it(tmp_path: Path, head: bytes) -> None:
+    data = (b"\xef\xbb\xbf" if head[:1] == b"\xef" else b"\n") + b' [{"id": 1}, {"id": 2}]'
+    frames = [zstandard.ZstdCompressor().compress(one) for one in (head, data.removeprefix(head))]
+    (tmp_path / "a.json.zst").write_bytes(b"".join(frames))
+    rows = list(read_rows(tmp_path / "a.json.zst", Cursor()))
+    assert [row.value for row in rows] == [b'{"id": 1}', b'{"id": 2}']
+    assert list(read_rows(tmp_path / "a.json.zst", rows[0].after)) == rows[1:]
+
+
+def test_a_header_of_csv_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"prompt,id\ra,1\rb,2\r")
+    with pytest.raises(DataError, match=r"the header of .* is not CSV .*; let its lines end with LF, not with CR"):
+        list(read_rows(tmp_path / "a.csv", Cursor()))

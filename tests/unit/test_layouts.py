@@ -250,6 +250,20 @@ def test_ready_ids_with_a_mask_end_where_the_answer_begins(mask: Row, last: int,
     assert prompt({"input_ids": ids, **mask}, turns="first").input_ids == ids[:first]
 
 
+@pytest.mark.parametrize("seen", [[0, 1, 1, 1, 1, 0], "[0, 1, 1, 1, 1, 0]", [False, True, True, True, True, False]])
+def test_padding_is_no_part_of_ready_ids(seen: Any) -> None:
+    row = {"input_ids": [0, 5, 6, 7, 8, 0], "attention_mask": seen}
+    assert prompt(row).input_ids == [5, 6, 7, 8]
+    assert prompt({**row, "labels": [-100, -100, -100, 7, 8, -100]}).input_ids == [5, 6]
+    assert prompt({**row, "attention_mask": [1] * 6}).input_ids == row["input_ids"]
+
+
+@pytest.mark.parametrize("seen", [[0, 1], [0, 0, 0]])
+def test_an_attention_mask_that_does_not_fit_is_refused(seen: list[int]) -> None:
+    with pytest.raises(BadRow, match="attention_mask"):
+        prompt({"input_ids": [5, 6, 7], "attention_mask": seen})
+
+
 @pytest.mark.parametrize(
     ("mask", "reason"),
     [([1, 1], "no_user_turn"), ([0], "bad_input_ids"), ([0, 2], "bad_input_ids"), ("01", "bad_input_ids")],

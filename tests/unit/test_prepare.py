@@ -1,11 +1,16 @@
 """Rows to payloads: what fits, what is cut to fit, and what is rejected, each row for itself."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from common.chat_template import Tokenizer
+from common.errors import TokenizerUnavailable
 from common.payload import Packer
 from common.sections import DatasetSettings, SamplingSettings, TokenizerSettings
 from producer.datasets.cursor import Cursor, Row
@@ -102,3 +107,32 @@ def test_a_prompt_and_its_answer_fit_the_context(
 def test_how_a_prompt_fits_is_not_sent_to_the_server() -> None:
     assert SamplingSettings(fit="cut").params() == SamplingSettings().params()
     assert "fit" not in SamplingSettings().params()
+
+
+LETTERS = "".join(map(chr, range(0x20, 0x180))) + "\0\t\r\n\u0301\u2028\ufb01\u6f22\U0001f642"
+
+
+def tokenizer_of(letters: str, folder: Path) -> Tokenizer:
+    """One that knows these letters, and raises at all others."""
+    words = Backend(models.WordLevel({letter: number for number, letter in enumerate(letters)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.add_special_tokens(["<|end|>"])
+    fast: Any = PreTrainedTokenizerFast
+    made = fast(tokenizer_object=words, eos_token="<|end|>")
+    made.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    made.save_pretrained(folder)
+    return Tokenizer(TokenizerSettings(path=folder))
+
+
+def test_a_text_that_the_tokenizer_refuses_costs_its_own_row_alone(tmp_path: Path) -> None:
+    chunk = prepared(tokenizer_of(LETTERS, tmp_path), [question("a"), question("a\u2603"), question("b")])
+    assert reasons(chunk) == {1: "bad_text"}
+    said = "cannot encode it: Exception: WordLevel error: Missing [UNK] token from the vocabulary"
+    assert chunk.rejects[0].detail.endswith(said)
+    assert set(ids_of(chunk)) == {0, 2}
+
+
+@pytest.mark.parametrize("letter", ["B", "\u6f22"])
+def test_a_tokenizer_that_refuses_any_text_is_told_in_one_sentence(tmp_path: Path, letter: str) -> None:
+    with pytest.raises(TokenizerUnavailable, match=r"makes no ids of a simple text \(the tokenizer cannot encode it: "):
+        tokenizer_of(LETTERS.replace(letter, ""), tmp_path)

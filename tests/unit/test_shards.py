@@ -53,6 +53,23 @@ def test_a_pattern_is_every_file_that_it_means(tmp_path: Path) -> None:
     assert names(tmp_path / "**" / "*.txt") == ["d.txt", "test/c.txt", "train-2/b.txt", "train-10/a.txt"]
 
 
+@pytest.mark.parametrize("pattern", ["**/*.jsonl", "**/**/*.jsonl"])
+def test_a_pattern_means_each_file_once(tmp_path: Path, pattern: str) -> None:
+    fill(tmp_path, "a.jsonl", "sub/b.jsonl", "dir.jsonl/c.txt")
+    (tmp_path / "sub" / "loop").symlink_to(tmp_path)
+    assert names(tmp_path / pattern) == ["a.jsonl", "sub/b.jsonl"]
+
+
+@pytest.mark.parametrize("pattern", ["", "*.jsonl"])
+def test_a_link_to_a_shard_that_is_gone_is_missed(tmp_path: Path, pattern: str) -> None:
+    fill(tmp_path, "a.jsonl", "c.jsonl")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"b\.jsonl, of the source of dataset A, .*, is not a file; correct its path"):
+        refuse_unreadable(tmp_path, DatasetSettings(name="A", path=str(tmp_path / pattern)))
+    with pytest.raises(FileNotFoundError):
+        names(tmp_path / pattern)
+
+
 def test_a_file_whose_name_is_a_pattern_is_a_file(tmp_path: Path) -> None:
     fill(tmp_path, "a[1].jsonl", "a1.jsonl")
     assert names(tmp_path / "a[1].jsonl") == ["a[1].jsonl"]
@@ -72,6 +89,14 @@ def test_the_splits_of_a_saved_dataset_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds the splits test, train; name one of them, as in .*/test"):
         files_of(tmp_path)
     assert len(read(tmp_path / "train")) == 4
+
+
+def test_a_saved_dataset_of_which_rows_were_selected_is_refused(tmp_path: Path) -> None:
+    CONTAINERS["saved dataset"](tmp_path / "train", table(4))
+    state = tmp_path / "train" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "_indices_data_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(DataError, match=r"index leaves out; save it again behind `flatten_indices\(\)`"):
+        files_of(tmp_path / "train")
 
 
 # By URL
@@ -115,7 +140,7 @@ def test_a_replaced_object_is_a_change(memory: Any) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("s3://bucket/a.jsonl", r"s3://bucket/a\.jsonl needs .*; install it with: pip install 'tokenmill\[remote\]'"),
+        ("s3://bucket/a.jsonl", r"s3://bucket/a\.jsonl needs a package .*; install it beside tokenmill: s3fs for s3"),
         (
             "what://bucket/a.jsonl",
             r"what://bucket/a\.jsonl cannot be read: Protocol not known: what; use a path, s3://",

@@ -21,10 +21,17 @@ def ready_ids(row: Mapping[str, Any], turns: str) -> Sequence[int]:
     """The prompt's ids. A list, a text of numbers, or packed: little-endian int32 or int64 as bytes or base64.
 
     With a `loss_mask` or `labels` beside them they are a conversation with someone else's answers, and are cut where
-    the last of these ("last") or the first ("first") begins. Raises BadRow.
+    the last of these ("last") or the first ("first") begins. What an `attention_mask` leaves out is padding, and
+    no part of the prompt. Raises BadRow.
     """
     ids = _ids(row["input_ids"])
     mask = _mask(row, len(ids))
+    seen = _seen(row, len(ids))
+    if seen is not None:
+        ids = [one for one, is_seen in zip(ids, seen, strict=True) if is_seen]
+        mask = mask and [one for one, is_seen in zip(mask, seen, strict=True) if is_seen]
+        if not ids:
+            raise BadRow("bad_input_ids", "the attention_mask leaves no id")
     if mask is None or 1 not in mask:
         return ids
     end = mask.index(1) if turns == "first" else _last_run(mask)
@@ -67,6 +74,18 @@ def _packed(data: bytes) -> Any:
     if len(ids) > 1 and len(ids) % 2 == 0 and not any(ids[1::2]):
         return ids[::2].tolist()
     return ids.tolist()
+
+
+def _seen(row: Mapping[str, Any], length: int) -> list[int] | None:
+    """The attention_mask; None if nothing is padding."""
+    seen = row.get("attention_mask")
+    if isinstance(seen, str) and _NUMBERS.fullmatch(seen):
+        seen = _written(seen)
+    if not isinstance(seen, list) or 0 not in seen:
+        return None
+    if len(seen) != length:
+        raise BadRow("bad_input_ids", "the attention_mask has not one number for each id")
+    return seen
 
 
 def _mask(row: Mapping[str, Any], length: int) -> list[int] | None:
