@@ -32,7 +32,7 @@ folder, or what `-c` or `TOKENMILL_CONFIG` names; `demo` and `simulate` need non
 | 4 | something needed is missing or refuses: Redis, a server, the tokenizer, a file's rights |
 | 10 | of `tokenmill worker` alone: `workers drain` or `stop` has ended it, and it is not to be started again |
 | 130 | interrupted; the same command goes on |
-| 141 | whoever read its output has gone, as in `\| head` |
+| 141 | whoever read its output has gone, as in `\\| head` |
 """
 
 

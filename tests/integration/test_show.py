@@ -138,9 +138,7 @@ def test_why_there_is_no_record(config: Path, ledger: Ledger) -> None:
     assert refusal(config, "A", "0").endswith("; 9,000 and 10,240 tokens")
     assert refusal(config, "A", "1").startswith("A/1 has no answer yet: it is in flight at w1@host since ")
     assert refusal(config, "A", "2") == "A/2 has no answer yet: it is queued"
-    assert refusal(config, "A", "500") == (
-        "A/500 is not there: only the first 20 rows of its source were read so far"
-    )
+    assert refusal(config, "A", "500") == ("A/500 is not there: only the first 20 rows of its source were read so far")
     ledger.release("A", [(1, claimed.attempt)], failed=True)
     assert refusal(config, "A", "1") == "A/1 has no answer yet: it is queued, after 1 lost attempt"
 
