@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from celery import Celery
 
+from common.amounts import tokens_of
 from common.broker import CONTROL_QUEUE, KEEP
 from common.chat_template import Tokenizer
 from common.errors import ConfigError, ServerRefused, ServerUnavailable, UsageError
@@ -27,11 +28,8 @@ from producer.recover import Recovered, cut_short, recover_dataset
 from producer.sources import read_on, read_source, refuse_unreadable
 
 
-def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = None) -> list[DatasetSettings]:
-    """The configured datasets of these names (all if none is given), with their cap replaced if one is given.
-
-    Raises ConfigError for a name or a source file that does not exist.
-    """
+def choose(settings: Settings, names: Sequence[str]) -> list[DatasetSettings]:
+    """The configured datasets of these names, or all; raises ConfigError if one, or its source file, does not exist."""
     known = {dataset.name: dataset for dataset in settings.datasets}
     if not known:
         raise ConfigError("the configuration has no [[datasets]]; add one with name, path and cap_tokens")
@@ -41,9 +39,15 @@ def choose(settings: Settings, names: Sequence[str], cap_tokens: int | None = No
     chosen = [known[name] for name in dict.fromkeys(names or known)]
     for dataset in chosen:
         refuse_unreadable(settings.output, dataset)
-    if cap_tokens is None:
-        return chosen
-    return [dataset.model_copy(update={"cap_tokens": cap_tokens}) for dataset in chosen]
+    return chosen
+
+
+def capped(datasets: Sequence[DatasetSettings], cap: str) -> list[DatasetSettings]:
+    """The datasets with this cap in place of theirs, such as `12M` or `none`; raises UsageError if it is none."""
+    tokens = tokens_of(cap)
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--cap {cap} is no cap; it is 1 token at least, or `none`")
+    return [dataset.model_copy(update={"cap_tokens": tokens}) for dataset in datasets]
 
 
 def unusable_sources(output: Path, datasets: Sequence[DatasetSettings]) -> Iterator[str]:

@@ -66,7 +66,7 @@ def run(
             _refuse_a_second_run(ledger, settings)
         else:
             forget_messages(ledger.redis)  # of an earlier run, whose processes have ended with it
-        for line in _begin(settings, ledger, datasets, facts):
+        for line in begin(settings, ledger, datasets, facts):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         ask_for_a_tick(make_celery("tokenmill", settings))
         ledger.expect_processes(_START_SECONDS)
@@ -93,28 +93,27 @@ def run(
             # Workers that were added: their Redis ends with this process.
             ending: list[Stoppable] = [*(living_here(settings.output) if server else ()), *children]
             _stop(ending, settings.worker.drain_seconds + _STOP_SECONDS)
-        try:
-            ledger.expect_processes(0)
-            last = snapshot(ledger, at_end=True)
-        except redis.RedisError as error:
-            log.warning("Redis did not answer for the last figures: %s", error)
+        last = _last_figures(ledger, last)
         ledger.close()
         return last, interrupted
 
 
-def _begin(
+def _last_figures(ledger: Ledger, before: dict[str, Any]) -> dict[str, Any]:
+    try:
+        ledger.expect_processes(0)
+        return snapshot(ledger, at_end=True)
+    except redis.RedisError as error:
+        log.warning("Redis did not answer for the last figures: %s", error)
+        return before
+
+
+def begin(
     settings: Settings, ledger: Ledger, datasets: Sequence[DatasetSettings], facts: Mapping[str, Any]
 ) -> Iterator[str]:
     """Register `datasets`; tells in lines what is not as it was, or as the configuration says, and how each goes on."""
     yield from follow_sources(settings, ledger, datasets)
     yield from notes(settings, datasets)
-    yield from begun(settings, datasets, *register(settings, ledger, datasets, facts))
-
-
-def begun(
-    settings: Settings, datasets: Sequence[DatasetSettings], states: Mapping[str, str], recovered: Sequence[Recovered]
-) -> Iterator[str]:
-    """How each dataset goes on, and what its rows are like; loudly where none of the first can be a prompt."""
+    states, recovered = register(settings, ledger, datasets, facts)
     for one in datasets:
         source = source_of(settings.output, one)
         yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {detected(source, one)}"

@@ -1,6 +1,5 @@
 """`enqueue` and `status`."""
 
-import itertools
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("datasets", nargs=-1)
-@click.option("--cap", type=click.IntRange(min=1), help="Cap in tokens, in place of the configured one.")
+@click.option("--cap", metavar="TOKENS", help="A cap in place of the configured one, as in 12M; `none`: no cap.")
 @click.option("--wait", is_flag=True, help="Stay, show progress, and leave when the datasets have ended.")
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be sent, and send nothing; needs no Redis.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: one JSON object on standard output.")
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 @config_option
 def enqueue(
     datasets: tuple[str, ...],
-    cap: int | None,
+    cap: str | None,
     wait: bool,
     dry: bool,
     as_json: bool,
@@ -52,13 +51,13 @@ def enqueue(
     from common.settings import load_settings
     from producer.at_work import nobody_works
     from producer.cli.facts import checked_facts
-    from producer.enqueue import ask_for_a_tick, choose, register
-    from producer.in_force import notes
-    from producer.run import begun
-    from producer.sources import follow_sources, refuse_replaced
+    from producer.enqueue import ask_for_a_tick, capped, choose
+    from producer.run import begin
+    from producer.sources import refuse_replaced
 
     settings = load_settings(config)
-    chosen = choose(settings, datasets, cap)
+    chosen = choose(settings, datasets)
+    chosen = chosen if cap is None else capped(chosen, cap)
     if as_json and not dry:
         raise UsageError("--json goes with --dry-run; `tokenmill status --json` tells what a job is doing")
     if dry:
@@ -71,10 +70,7 @@ def enqueue(
         refuse_replaced(settings.output, chosen)
     ledger = Ledger.connect(settings.redis_url)
     facts = checked_facts(settings, chosen, accept_changes=accept_changes, force=force)
-    for note in itertools.chain(follow_sources(settings, ledger, chosen), notes(settings, chosen)):
-        click.echo(note, err=True)
-    states, recovered = register(settings, ledger, chosen, facts)
-    for line in begun(settings, chosen, states, recovered):
+    for line in begin(settings, ledger, chosen, facts):
         click.echo(line, err=True)
     ask_for_a_tick(make_celery("tokenmill", settings))
     if missing := nobody_works(ledger):

@@ -1,5 +1,6 @@
 """`plan`: samples, tokens and hours before spending them."""
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from producer.report.gather import Gathered
 
 
+def _finite(_context: click.Context, _option: click.Parameter, given: float | None) -> float | None:
+    if given is not None and not math.isfinite(given):
+        raise click.BadParameter(f"{given} is no rate; give a number")
+    return given
+
+
 @click.command(context_settings=HELP)
 @click.argument("datasets", nargs=-1)
 @click.option(
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tokens-per-second",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
     metavar="N",
     help="Completion tokens a second that all servers make together; by default what was measured.",
 )
@@ -54,24 +62,19 @@ def plan(
     answered already is left out, and so are turns of conversations that have stopped, which the ledger is asked for.
     Servers that do not answer are named, and planned without.
     """
-    import math
-
     import msgspec
 
     from common.chat_template import Tokenizer
-    from common.errors import UsageError
     from common.registered import registered_names
     from common.settings import load_settings
-    from producer.enqueue import model_limits
+    from producer.enqueue import capped, model_limits
     from producer.plan.look import look
     from producer.report.gather import gather
 
-    if tokens_per_second is not None and not math.isfinite(tokens_per_second):
-        raise UsageError(f"--tokens-per-second {tokens_per_second} is no rate; give a number")
     settings = load_settings(config)
     chosen, unasked = _chosen(settings, datasets)
     if cap is not None:
-        chosen, unasked = _capped(chosen, cap), [one for one in unasked if ": cap_tokens" not in one]
+        chosen, unasked = capped(chosen, cap), [one for one in unasked if ": cap_tokens" not in one]
     tokenizer = Tokenizer(settings.tokenizer)
     servers, loads, more = _asked(settings, chosen, tokenizer, pilot=pilot is not None)
     unasked += more
@@ -112,17 +115,6 @@ def _chosen(settings: "Settings", names: tuple[str, ...]) -> "tuple[list[Dataset
     if not kept:
         raise UsageError("all of these datasets are cancelled, so that there is nothing to plan; name others")
     return kept, [f"{one}." for one in notes(settings, asked)]
-
-
-def _capped(datasets: "Sequence[DatasetSettings]", cap: str) -> "list[DatasetSettings]":
-    """As if each had this cap. Raises UsageError if it is none."""
-    from common.amounts import tokens_of
-    from common.errors import UsageError
-
-    tokens = tokens_of(cap)
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--cap {cap} is no cap; it is 1 token at least, or `none`")
-    return [dataset.model_copy(update={"cap_tokens": tokens}) for dataset in datasets]
 
 
 def _asked(

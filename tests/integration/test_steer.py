@@ -15,7 +15,7 @@ from common.ledger import Ledger, Settled
 from common.registered import read_kept
 from common.settings import Settings, load_settings
 from producer import in_force, steer
-from producer.enqueue import asked_facts, choose, register
+from producer.enqueue import asked_facts, capped, choose, register
 from producer.recover import recover
 from producer.restore import restore
 from producer.status import snapshot
@@ -42,11 +42,12 @@ def make(tmp_path: Path, valkey: str) -> Make:
     return make
 
 
-def begin(settings: Settings, ledger: Ledger, cap: int | None = None) -> dict[str, str]:
+def begin(settings: Settings, ledger: Ledger, cap: str | None = None) -> dict[str, str]:
     """What `run` and `enqueue` do; answers the ledger's word for each dataset."""
     model: dict[str, Any] = {"model_path": "m", "weight_version": "1", "vocab_size": 4096, "servers": []}
     facts = model | asked_facts(settings, settings.datasets) | Tokenizer(settings.tokenizer).fingerprint()
-    return register(settings, ledger, choose(settings, [], cap), facts)[0]
+    chosen = choose(settings, [])
+    return register(settings, ledger, chosen if cap is None else capped(chosen, cap), facts)[0]
 
 
 @pytest.fixture
@@ -273,7 +274,7 @@ def test_a_weight_set_by_hand_holds_and_that_of_the_configuration_is_no_mark(mak
 
 def test_the_cap_of_enqueue_holds_as_one_set_by_hand(make: Make, ledger: Ledger) -> None:
     settings = make(cap=10_000)
-    begin(settings, ledger, cap=8_000)
+    begin(settings, ledger, cap="8k")
     begin(settings, ledger)
     assert ledger.snapshot("A").cap_tokens == 8_000
     ledger.redis.flushall()

@@ -44,7 +44,7 @@ JSON = st.recursive(
 OF = tokenizer()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8) | JSON, min_size=1, max_size=6))
 def test_any_json_is_counted_or_told(values: list[Any]) -> None:
     gathered, part = Gathered("rows", 10), Part(Candidates(10))
@@ -58,7 +58,7 @@ def test_any_json_is_counted_or_told(values: list[Any]) -> None:
     measure(gathered.sample.rows(), OF)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8))
 def test_any_json_is_reconstructed_or_refused_by_name(value: dict[str, Any]) -> None:
     try:
