@@ -63,7 +63,9 @@ def _of_parts(parts: Parts, *, truncated: bool, thinks: bool) -> Found:
     broken = [one for one in parts.damages if one in _OF_CALLS]
     if not truncated:
         yield from ((flag, None) for flag in broken)
-    if not (parts.content or broken or unclosed):
-        yield ("think_only" if parts.reasoning else "empty_answer"), None
+    if not (parts.content or broken or parts.reasoning):
+        yield "empty_answer", None
+    elif not (parts.content or broken or unclosed):
+        yield "think_only", None
     if parts.broken_share:
         yield "bad_text", {"share": parts.broken_share}

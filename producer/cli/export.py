@@ -150,7 +150,7 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
     from producer.export.choose import Wanted
     from producer.export.export import Shape
     from producer.export.export import export as write
-    from producer.export.told import sentences
+    from producer.export.told import sentences, unknown
 
     _refuse_unknown(options)
     if folder is None and not options["dry_run"]:
@@ -191,7 +191,8 @@ def export(datasets: Sequence[str], config: Path | None, layout: str, folder: Pa
         command=["tokenmill", *sys.argv[1:]],
         overwrite=options["overwrite"],
     )
-    for sentence in sentences(done, wanted, shape):
+    forgotten = () if datasets else unknown(settings.output, {dataset.name for dataset in settings.datasets})
+    for sentence in (*sentences(done, wanted, shape), *forgotten):
         click.echo(sentence, err=True)
     for path in done.files:
         click.echo(done.folder / path)

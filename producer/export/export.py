@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,10 @@ def _mixed(chosen: Chosen, shape: Shape, wanted: Wanted) -> dict[str, int]:
                 f"--mix gives {name} a share, and nothing of it is there to train on; leave it out of --mix, or "
                 "choose with fewer conditions"
             )
-    unit = min(has[name] / share for name, share in wanted.mix.items())
-    return {name: int(unit * share) for name, share in wanted.mix.items()}
+    # As fractions: 1001 / 49 * 49 is 1000.9999999999999, and the last answer of that dataset would lose its end.
+    shares = {name: Fraction(str(share)) for name, share in wanted.mix.items()}
+    unit = min(has[name] / share for name, share in shares.items())
+    return {name: int(unit * share) for name, share in shares.items()}
 
 
 def _write_split(

@@ -1,7 +1,9 @@
 """What an export tells people: what became of the records, and what they may not have meant."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 
+from common.segments import segment_paths
 from common.words import counted
 from producer.export.choose import Wanted
 from producer.export.export import Exported, Shape, Sums
@@ -29,6 +31,17 @@ def sentences(done: Exported, wanted: Wanted, shape: Shape) -> Iterator[str]:
             "trainer that renders the messages does not learn it"
         )
     yield from _warnings(done, wanted, shape)
+
+
+def unknown(output: Path, known: Collection[str]) -> Iterator[str]:
+    """What stands in the output and is not exported unless it is named: datasets that left the configuration."""
+    others = [one.name for one in sorted(output.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+    others = [name for name in others if name not in known and segment_paths(output, name)]
+    if others:
+        yield (
+            f"warning: {output} has records of {', '.join(others)}, not in the configuration and so left out; name the "
+            "datasets to export to have them, too"
+        )
 
 
 def _why(reason: str) -> str:

@@ -21,6 +21,7 @@ from workers.sglang.probe import ODD_TEXT, TextRead
 
 IDS = 4096  # of the examples' tokenizer
 TOKENIZER = REPO / "examples" / "tokenizer"
+FP8_KV = {"type": "float", "num_bits": 8, "dynamic": False}
 Hosts = dict[str, dict[str, Any]]
 Found = dict[str, tuple[str, str, str]]
 
@@ -143,6 +144,8 @@ def test_servers_that_say_the_same_share_a_line(write: Write) -> None:
     ("told", "name", "state", "says"),
     [
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype", "warning", "kv_cache_dtype is fp8_e5m2, which can make"),
+        ({"kv_cache_dtype": "mxfp8"}, "kv_cache_dtype", "warning", "kv_cache_dtype is mxfp8, which can make"),
+        ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype", "warning", "kv_cache_dtype is nvfp4, which can make"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype", "ok", "bfloat16"),
         ({"quantization": "awq"}, "quantization", "ok", "awq: the answers are those of the quantized model"),
         ({"allow_auto_truncate": True}, "auto_truncate", "warning", "allow_auto_truncate is on"),
@@ -247,6 +250,29 @@ def generation_config(write: Write, folder: Path, told: dict[str, Any], **more: 
     return of(write, "generation_config", tokenizer=folder, **more)
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "state"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}, "warning"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, "ok"),
+        ("config.json", {"quantization_config": {"quant_algo": "FP8", "kv_cache_scheme": FP8_KV}}, "warning"),
+        ("config.json", {"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": None}}, "ok"),
+    ],
+)
+def test_a_kv_cache_in_fp8_by_the_models_files_is_said(
+    write: Write, tmp_path: Path, name: str, told: dict[str, Any], state: str
+) -> None:
+    """SGLang says "auto" of it."""
+    folder = tmp_path / "t"
+    shutil.copytree(TOKENIZER, folder)
+    before = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
+    (folder / name).write_text(json.dumps(before | told))
+    found, says, _ = of(
+        write, "kv_cache_dtype", {"one": paths_of(vocab_size=IDS, kv_cache_dtype="auto")}, tokenizer=folder
+    )
+    assert (found, f"{name} beside the tokenizer asks for fp8" in says) == (state, state == "warning")
+
+
 def test_sampling_that_generate_ignores_is_said(write: Write, tmp_path: Path) -> None:
     told = {"temperature": 0.6, "top_p": 0.95, "top_k": 0, "do_sample": True, "eos_token_id": 4090}
 
@@ -258,6 +284,13 @@ def test_sampling_that_generate_ignores_is_said(write: Write, tmp_path: Path) ->
         "by itself"
     )
     assert do == "set these in [sampling] if the data shall be as the model is meant to be used"
+
+
+def test_a_damaged_generation_config_is_not_taken_for_none(write: Write, tmp_path: Path) -> None:
+    shutil.copytree(TOKENIZER, tmp_path / "t")
+    (tmp_path / "t" / "generation_config.json").write_text('{"temperature": 0.6')
+    state, says, _ = of(write, "generation_config", tokenizer=tmp_path / "t")
+    assert (state, says) == ("warning", f"{tmp_path}/t/generation_config.json cannot be read as a JSON object")
 
 
 def test_sampling_as_recommended_is_fine(write: Write, tmp_path: Path) -> None:

@@ -184,6 +184,18 @@ def test_a_dry_run_counts_and_writes_nothing(output: Path) -> None:
     assert sorted(output.parent.rglob("*")) == before
 
 
+def test_records_of_a_dataset_that_left_the_configuration_are_told_of(output: Path) -> None:
+    write_segment(output, "a-0.jsonl", record_line(0, dataset="C"), dataset="C")
+    done = run(output, "--dry-run")
+    assert done.stderr.endswith(
+        f"warning: {output} has records of C, not in the configuration and so left out; name the datasets to export to "
+        "have them, too\n"
+    )
+    done = run(output, "A", "C", "--dry-run")
+    assert "C: 1 record; train_rows 1" in done.stderr
+    assert "warning" not in done.stderr
+
+
 def test_what_is_refused(output: Path) -> None:
     mine = output.parent / "mine"
     mine.mkdir()

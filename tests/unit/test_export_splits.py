@@ -63,6 +63,17 @@ def test_a_mix_is_right_in_what_is_trained_on(tmp_path: Path) -> None:
     assert found["B"] == learnt(whole / "ids/train.jsonl")["B"]  # it has least for its share, and is taken whole
 
 
+def test_what_a_mix_takes_whole_is_whole(tmp_path: Path) -> None:
+    """1001 / 49 * 49 is less than 1001 in floating point: the last answer lost its end token."""
+    for name, answer in (("A", range(1001)), ("B", range(2000))):
+        record = record_line(0, prompt=[1], answer=answer, dataset=name, sample_id=f"{name}/0")
+        write_segment(tmp_path / "out", "a-0.jsonl", record, dataset=name)
+    write_config(tmp_path, datasets=("A", "B"))
+    folder = export(tmp_path / "out", "--mix", "A=49", "--mix", "B=49")
+    assert learnt(folder / "ids/train.jsonl") == {"A": 1001, "B": 1001}
+    assert "cut_at_cap" not in manifest(folder)["datasets"]["A"]
+
+
 def test_a_mix_counts_only_the_rows_that_can_be_taken(tmp_path: Path) -> None:
     output = two(tmp_path)
     longer = [record_line(i, prompt=[9, i], answer=range(40), dataset="B", sample_id=f"B/{i}") for i in range(60, 99)]

@@ -56,6 +56,8 @@ def flags(tokenizer: Tokenizer, reading: Reading, text: str, prompt: bytes = b""
         ("I see.</think>", {"think_only"}),
         ("I see.</think>\n\n", {"think_only"}),
         ("</think>", {"empty_think", "empty_answer"}),
+        ("", {"no_think_end", "empty_answer"}),
+        ("\n", {"no_think_end", "empty_answer"}),
         ("I see.</think>Yes.<tool_call>", {"unbalanced_tool_calls"}),
         ("I see.</think>Yes.</tool_call>", {"unbalanced_tool_calls"}),
         ('I see.</think><tool_call>{"name": "look", "arguments": {"at": Oslo}}</tool_call>', {"tool_call_not_json"}),
@@ -170,6 +172,18 @@ def test_a_loop_is_found_with_its_place(period: int, behind: int) -> None:
     assert found is not None
     assert (found.period, abs(found.start - 700) <= 1, abs(found.length - length) <= 2) == (period, True, True)
     assert find_loop(ids) is None
+
+
+@pytest.mark.parametrize("lead", [0, 13, 50])
+@pytest.mark.parametrize(("row", "rows", "rest"), [(19, 3, 7), (24, 4, 5), (2, 20, 9), (40, 2, 14)])
+def test_a_loop_that_has_loops_within_is_found(lead: int, row: int, rows: int, rest: int) -> None:
+    """As a table of equal rows, again and again: 16 ids of a row come again in the next row, not in the next table."""
+    draw = random.Random(row)
+    ids = [draw.randrange(100_000) for _ in range(lead)]
+    table = [draw.randrange(100_000) for _ in range(row)] * rows + [draw.randrange(100_000) for _ in range(rest)]
+    found = find_loop(ids + table * 12)
+    assert found is not None
+    assert (found.period, abs(found.start - lead) <= 1, found.length) == (len(table), True, 12 * len(table))
 
 
 def test_what_comes_again_now_and_then_is_no_loop() -> None:

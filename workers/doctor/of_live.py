@@ -164,6 +164,13 @@ def _think(_: ServerFacts, live: Live, found: Found) -> Iterator[Said]:
             f"{len(ended) - closed} of {len(ended)} answers ended without </think>",
             "see that the chat template is the model's own; the gate no_think_end watches the job's answers",
         )
+    elif not any((one.reasoning or "").strip() for one in read):
+        yield Said(
+            "warning",
+            f"the think blocks of all {len(ended)} answers that ended are empty: the model does not think",
+            "see that it is the reasoning model, and that its chat template was told to think; the gate empty_think "
+            "watches the job's answers",
+        )
     else:
         who = "the prompt opens the think block" if opened else "the model opens the think block itself"
         yield Said("ok", f"{who}, and all {len(ended)} answers that ended closed it")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from workers.doctor.found import Found
+from workers.doctor.of_tokenizer import fp8_kv_file
 from workers.doctor.report import Said
 from workers.sglang.preflight import ServerFacts, named_warnings, refusals_of
 
@@ -81,8 +82,18 @@ def _carried(server: ServerFacts, pool: int, asked: int) -> str:
     return f"{full:,} answers of {asked:,} tokens in flight, or {half:,} of half that{limit}"
 
 
-def _kv_cache_dtype(server: ServerFacts, _: Found) -> Iterator[Said]:
-    yield from _warned("kv_cache_dtype", server) or [Said("ok", _or_unsaid(server.kv_cache_dtype))]
+def _kv_cache_dtype(server: ServerFacts, found: Found) -> Iterator[Said]:
+    if warned := _warned("kv_cache_dtype", server):
+        yield from warned
+    elif server.kv_cache_dtype in (None, "auto") and (name := fp8_kv_file(found.settings.tokenizer.path)):
+        yield Said(
+            "warning",
+            f"kv_cache_dtype is {server.kv_cache_dtype or 'not told'}, and {name} beside the tokenizer asks for fp8 "
+            "then, which can make the model's answers worse than its weights are",
+            "start it with --kv-cache-dtype bfloat16 if the data shall be the model's best",
+        )
+    else:
+        yield Said("ok", _or_unsaid(server.kv_cache_dtype))
 
 
 def _quantization(server: ServerFacts, _: Found) -> Iterator[Said]:
@@ -101,7 +112,8 @@ def _hierarchical_cache(server: ServerFacts, _: Found) -> Iterator[Said]:
     if size is None and server.hicache_ratio is not None and server.kv_gb is not None:
         size, how = server.hicache_ratio * server.kv_gb, f"--hicache-ratio {server.hicache_ratio:g}"
     if size is None:
-        yield Said("ok", f"on, on each of {ranks} ranks of a host; how large it is it does not say")
+        times = "" if server.hicache_ratio is None else f", {server.hicache_ratio:g} times as large as its KV pool"
+        yield Said("ok", f"on, on each of {ranks} ranks of a host{times}; how many GB that is it does not say")
         return
     total = f"{size:,.0f} GB" if ranks == 1 else f"{size:,.0f} GB on each of {ranks} ranks, {size * ranks:,.0f} GB"
     if ranks == 1:

@@ -112,9 +112,13 @@ def _rendered(tokenizer: Tokenizer, kwargs: Mapping[str, Any]) -> str:
 
 def _generation_config(found: Found) -> Iterator[Said]:
     folder = found.settings.tokenizer.path
-    told = _json(folder / "generation_config.json")
+    path = folder / "generation_config.json"
+    told = _json(path)
     if told is None:
-        yield Said("ok", "there is none beside the tokenizer, so no sampling is recommended")
+        if path.exists():
+            yield Said("warning", f"{path} cannot be read as a JSON object", "get the model's own file anew")
+        elif folder.is_dir():  # where there is no folder another check says so
+            yield Said("ok", "there is none beside the tokenizer, so no sampling is recommended")
         return
     fine = True
     for where, sampling in _samplings(found):
@@ -191,6 +195,26 @@ def _request_timeout(found: Found) -> Iterator[Said]:
         )
     else:
         yield Said("ok", f"{seconds:g} s, enough at {needed:,.1f} tokens/s")
+
+
+def fp8_kv_file(folder: Path) -> str:
+    """The file of a model's folder by which SGLang makes its KV cache fp8 unless told otherwise; "" if none does.
+
+    Its /server_info says "auto" then. As srt/mem_cache/kv_cache_dtype.py and layers/quantization/modelopt_quant.py of
+    0.5.23 have it: a kv_cache_scheme counts in ModelOpt's files alone, which have a quant_algo.
+    """
+    for name, key in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
+        told = (_json(folder / name) or {}).get(key)
+        if not isinstance(told, dict):
+            continue
+        scheme = told.get("kv_cache_scheme") if told.get("quant_algo") else None
+        if isinstance(scheme, dict):
+            is_fp8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+        else:
+            is_fp8 = str(told.get("kv_cache_quant_algo")).upper() == "FP8"
+        if is_fp8:
+            return name
+    return ""
 
 
 def _json(path: Path) -> dict[str, Any] | None:

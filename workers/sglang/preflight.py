@@ -332,7 +332,8 @@ def named_warnings(facts: ServerFacts) -> Iterator[tuple[str, str]]:
                 "start it without --allow-auto-truncate"
             ),
         )
-    if facts.kv_cache_dtype is not None and facts.kv_cache_dtype.startswith(("fp8", "fp4")):
+    # Also mxfp8, nvfp4 and fp4_mx_block16.
+    if facts.kv_cache_dtype is not None and any(one in facts.kv_cache_dtype for one in ("fp8", "fp4", "int8", "int4")):
         yield (
             "kv_cache_dtype",
             (
