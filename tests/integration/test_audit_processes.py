@@ -153,7 +153,7 @@ def test_all_end_with_the_command(tmp_path: Path, ended_by: signal.Signals) -> N
     path = tmp_path / "rows.jsonl"
     with path.open("wb") as file:  # one line and no end, most of which takes no room on the disk
         file.write(b'{"question": "q"}\n')
-        file.truncate(400 * 1024 * 1024)
+        file.truncate(16 * 1024**3)
     script = f"from producer.audit.audit import audit; audit({str(path)!r}, processes=2)"
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + DEADLINE_SECONDS
