@@ -44,7 +44,10 @@ def choose(settings: Settings, names: Sequence[str]) -> list[DatasetSettings]:
 
 def capped(datasets: Sequence[DatasetSettings], cap: str) -> list[DatasetSettings]:
     """The datasets with this cap in place of theirs, such as `12M` or `none`; raises UsageError if it is none."""
-    tokens = tokens_of(cap)
+    try:
+        tokens = tokens_of(cap)
+    except UsageError as error:
+        raise UsageError(f"--cap: {error}") from error
     if tokens is not None and tokens < 1:
         raise UsageError(f"--cap {cap} is no cap; it is 1 token at least, or `none`")
     return [dataset.model_copy(update={"cap_tokens": tokens}) for dataset in datasets]

@@ -5,6 +5,7 @@ is waited for comes.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ SHARED = REPO.parent / "shared"
 # Jobs that run side by side would want one port. For the processes that the tests start, too.
 os.environ["TOKENMILL_CONTROL__METRICS"] = ""
 PATIENCE_SECONDS = 180.0
+# Ignored where a shell has started the tests in the background, and then by every process that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # By itself hypothesis fails what takes longer than 200 ms once, and what is slow to make its examples.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

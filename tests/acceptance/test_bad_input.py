@@ -202,7 +202,7 @@ def test_a_dataset_that_is_not_configured(bad: Bad, command: str) -> None:
 @pytest.mark.parametrize("cap", ["0", "-5", "many", "1.5", ""])
 def test_a_cap_that_is_none(bad: Bad, cap: str) -> None:
     bad.configure()
-    bad.assert_refused("enqueue", "--cap", cap, code=2, says=["--cap", "`tokenmill enqueue --help`"])
+    bad.assert_refused("enqueue", "--cap", cap, code=2, says=["--cap", cap])
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,13 @@ class Apart(Job):
         """Wait until a keeper has said so many times more that it lives; it does so at each tick."""
         with redis.Redis(unix_socket_path=str(self.settings.redis_socket), socket_timeout=5) as client:
             for _ in range(ticks):
-                before = Ledger(client).processes()["keeper"][0]
-                wait_until("the keeper ticks", lambda: Ledger(client).processes()["keeper"][0] != before)  # noqa: B023
+                before = self._keeper_seen(client)  # None: it has ended, and the next one begins
+                wait_until("it ticks", lambda: self._keeper_seen(client) not in {None, before})  # noqa: B023
+
+    @staticmethod
+    def _keeper_seen(client: redis.Redis) -> int | None:
+        keeper = Ledger(client).processes().get("keeper")
+        return keeper and keeper[0]
 
     def end(self, state: str = "exhausted") -> None:
         """Wait until the dataset is in `state` and nothing is in flight, then TERM to all parts; Redis stays."""

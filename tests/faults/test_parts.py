@@ -20,6 +20,7 @@ def test_each_part_may_be_told_to_end_and_is_started_again(make_apart: Callable[
             wait_until(f"{name} has ended", lambda: pid not in job.pids(name))  # noqa: B023
             job.start_part(name)
     # A second `run` would be a second control, and a second embedded Redis for nobody.
+    job.wait_for_keepers_ticks(1)
     refused = job.command("run")
     assert refused.returncode == 2
     assert b"a control process is at work" in refused.stderr
