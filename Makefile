@@ -1,7 +1,7 @@
 # `make` lists the targets. Every target that needs the environment makes it, in .venv, from the lock files.
 PYTHON ?= python3
-# The tests are spread over four processes, as they wait for much; PYTEST_ARGS="-x tests/unit" runs a part of them in one.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
+# The tests are spread over six processes, as they wait for much; PYTEST_ARGS="-x tests/unit" runs a part of them in one.
+PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder
 # `make lock LOCK_ARGS=--upgrade` takes newer versions; without it, what is locked stays.
 LOCK_ARGS ?=
 

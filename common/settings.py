@@ -39,7 +39,7 @@ RESERVED_ENV = MappingProxyType(
         "TOKENMILL_DEBUG": "`1`: a fault shows its traceback, as with `--debug`",
         "TOKENMILL_LOG_FORMAT": "`text` or `json`, whatever standard error is",
         "TOKENMILL_FLOWER_BASIC_AUTH": "USER:PASSWORD that `tokenmill flower` asks for",
-        "TOKENMILL_PARENT": "set by `run` and `control` for the processes that they start",
+        "TOKENMILL_PARENT": "set by `run`, `control` and `audit` for the processes that they start",
         "TOKENMILL_CONTRACT_URL": "the server that the contract tests are to ask",
     }
 )

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from common.errors import TokenmillError
+from common.parent import PARENT
 from producer.audit.part import Part
 from producer.audit.stretches import Wanted
 
@@ -30,7 +31,7 @@ class _Reader:
             self._process = subprocess.Popen(
                 # -P as for other children. Equal texts must have equal hashes in all of them.
                 [sys.executable, "-P", "-m", "producer.audit.reader", str(theirs.fileno())],
-                env=os.environ | {"PYTHONHASHSEED": "0"},
+                env=os.environ | {"PYTHONHASHSEED": "0", PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

@@ -1,12 +1,13 @@
 """A process that reads stretches of a file for an audit: `python -m producer.audit.reader FD`.
 
 It is sent a Wanted and answers with a Part, or with the OSError that kept it from reading, over and over. It ends with
-the process that started it, since the other end of its connection is closed then.
+the process that started it: the other end of its connection is closed then, and within a line of many GB it is told.
 """
 
 import sys
 from multiprocessing.connection import Connection
 
+from common.parent import end_with_parent
 from producer.audit.stretches import part_of
 
 
@@ -27,4 +28,5 @@ def main(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main(Connection(int(sys.argv[1])))
