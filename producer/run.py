@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import redis
@@ -21,12 +20,13 @@ from common.sections import DatasetSettings
 from common.settings import Settings
 from common.words import counted
 from producer.children import Child, Stoppable, stop_all
-from producer.datasets.sample import detected, unusable
+from producer.datasets.sample import first_look
 from producer.datasets.standard_input import source_of
 from producer.detached import living_here
 from producer.embedded import EmbeddedRedis, owned
 from producer.enqueue import ask_for_a_tick, register
 from producer.in_force import notes
+from producer.interrupts import raising
 from producer.metrics import metrics_served
 from producer.monitor.progress import Progress
 from producer.recover import Recovered, live_processes
@@ -60,7 +60,7 @@ def run(
     Everything was checked before: nothing is written for a job that cannot run.
     """
     make_folder(settings.output)
-    with _signals(), _server(settings) as server:
+    with raising(Interrupted, signal.SIGINT, signal.SIGTERM), _server(settings) as server:
         ledger = Ledger.connect(settings.redis_url)
         if server is None:
             _refuse_a_second_run(ledger, settings)
@@ -115,10 +115,10 @@ def begin(
     yield from notes(settings, datasets)
     states, recovered = register(settings, ledger, datasets, facts)
     for one in datasets:
-        source = source_of(settings.output, one)
-        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {detected(source, one)}"
-        if why := unusable(source, one):
-            yield f"! {one.name}: {why}"
+        layouts, unusable = first_look(source_of(settings.output, one), one)
+        yield f"{one.name}: {_said(one.name, states[one.name], recovered)}, {layouts}"
+        if unusable:
+            yield f"! {one.name}: {unusable}"
 
 
 def _stop(children: Sequence[Stoppable], seconds: float) -> None:
@@ -139,19 +139,6 @@ def _server(settings: Settings) -> Iterator[EmbeddedRedis | None]:
             yield server
     else:
         yield None
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _refuse_a_second_run(ledger: Ledger, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,28 +92,30 @@ def _entered(files: list[str], place: float, max_row_bytes: int) -> Cursor | Non
     return Cursor(file=number, offset=offset + len(line)) if not offset or line.endswith(b"\n") else None
 
 
-def detected(source: str | Path, dataset: DatasetSettings) -> str:
-    """The layouts of the first rows, for people: `layout messages`. Says so where these cannot be read."""
+def first_look(source: str | Path, dataset: DatasetSettings) -> tuple[str, str | None]:
+    """Of the first rows, for people: their layouts, as `layout messages`; and why none can be a prompt, if none can.
+
+    The former says so where they cannot be read.
+    """
     try:
         taken, ended = _first(source, dataset)
     except (OSError, DataError) as error:
-        return f"its rows cannot be read: {error}"
-    found = Detected.of(layout_of(row.value, dataset) for row in taken.rows)
-    if not taken.rows:
+        return f"its rows cannot be read: {error}", None
+    return _layouts(taken.rows, dataset, ended=ended), _unusable(taken.rows, dataset, ended=ended)
+
+
+def _layouts(rows: Sequence[Row], dataset: DatasetSettings, *, ended: bool) -> str:
+    found = Detected.of(layout_of(row.value, dataset) for row in rows)
+    if not rows:
         return "no rows"
-    of = f" of {'all' if ended else 'the first'} {counted(len(taken.rows), 'row')}" if len(found.rows) > 1 else ""
+    of = f" of {'all' if ended else 'the first'} {counted(len(rows), 'row')}" if len(found.rows) > 1 else ""
     return f"{found}{of}"
 
 
-def unusable(source: str | Path, dataset: DatasetSettings) -> str | None:
-    """That none of the first rows can be a prompt, and why not; None where one can, or none can be read."""
-    try:
-        taken, ended = _first(source, dataset)
-    except (OSError, DataError):
-        return None
+def _unusable(rows: Sequence[Row], dataset: DatasetSettings, *, ended: bool) -> str | None:
     reasons: Counter[str] = Counter()
     details: dict[str, str] = {}
-    for row in taken.rows:
+    for row in rows:
         try:
             convert(row.value, dataset, whole=dataset.turns == "all")
         except BadRow as bad:
@@ -122,8 +125,9 @@ def unusable(source: str | Path, dataset: DatasetSettings) -> str | None:
             return None
     if not reasons:
         return None
-    (reason, count), rows = reasons.most_common(1)[0], len(taken.rows)
-    which = "its only row cannot" if ended and rows == 1 else f"none of its {'' if ended else 'first '}{rows} rows can"
+    reason, count = reasons.most_common(1)[0]
+    only = ended and len(rows) == 1
+    which = "its only row cannot" if only else f"none of its {'' if ended else 'first '}{len(rows)} rows can"
     return f"{which} be a prompt: {count} {reason} ({details[reason]})"
 
 

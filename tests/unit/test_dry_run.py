@@ -16,7 +16,7 @@ from producer.datasets.cursor import Cursor
 from producer.datasets.fed import fed
 from producer.datasets.permutation import Permutation
 from producer.datasets.row_table import ShuffledReader, make_table
-from producer.datasets.sample import FIRST_ROWS, PLACES, ROWS_AT_A_PLACE, detected, sample
+from producer.datasets.sample import FIRST_ROWS, PLACES, ROWS_AT_A_PLACE, first_look, sample
 from producer.dry_run import DryRun, dry_run, lines
 from tests.conftest import REPO
 
@@ -225,4 +225,4 @@ def test_what_cannot_be_read_on_is_said_and_what_cannot_be_read_is_raised(tmp_pa
 )  # fmt: skip
 def test_the_layouts_are_named(tmp_path: Path, rows: list[Any], more: dict[str, Any], said: str) -> None:
     source = write(tmp_path / "a.jsonl", *rows)
-    assert detected(source, DatasetSettings(name="A", path=source, **more)) == said
+    assert first_look(source, DatasetSettings(name="A", path=source, **more))[0] == said
