@@ -66,7 +66,10 @@ def _types(part: Any) -> set[str | None]:
 
 
 class Stretches:
-    """Encodes texts by stretches. `encode` is of texts without control tokens; it is given those that are new."""
+    """Encodes texts by stretches. `encode` is of texts without control tokens; it is given those that are new.
+
+    Threads may share it: what one of them keeps is there for all, or encoded once more.
+    """
 
     def __init__(self, control_ids: Mapping[str, int], encode: Callable[[Sequence[str]], list[list[int]]]) -> None:
         self._encode = encode

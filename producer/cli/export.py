@@ -21,8 +21,6 @@ _T = TypeVar("_T")
 TEXTS = ("messages", "sharegpt", "openai-batch")
 FORMATS = ("ids", "parquet", "arrow", *TEXTS)
 STATES = ("open", "paused", "capped", "exhausted", "halted", "failed", "cancelled")
-
-
 FINISH_REASONS = ("stop", "length")
 
 
